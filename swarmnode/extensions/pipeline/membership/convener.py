@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 
 from swarmnode.errors import NetworkError
 from swarmnode.extensions.pipeline.membership.follower import Follower
-from swarmnode.extensions.pipeline.membership.known_members import MAX_BARRED_S, KnownMembers
+from swarmnode.extensions.pipeline.membership.known_members import KnownMembers
 from swarmnode.extensions.pipeline.membership.membership_messages import (
     Ping,
     ProposalProgress,
@@ -43,21 +43,9 @@ MAX_AGAIN = 2
 """Rounds in a row that may end because of one member. The next is held without it; it is not left out sooner
 because it may be the only one that has its layers."""
 
-UNDER_WAY = (
-    ProposalProgress.PLANNING,
-    ProposalProgress.PREPARED,
-    ProposalProgress.HELD,
-    ProposalProgress.READY,
-)
-"""Progress of a proposal that is being carried out."""
-
 SETTLED_AFTER = 3
 """Factor of `settle_s`: so long after the first newcomer no others are waited for, as they may never stop
 coming."""
-
-LAZY_AFTER = 2
-"""Factor of `retry_s`: who has the turn and proposes nothing for so long, while a plan is due, is left out.
-After half of that, somebody else's proposal is taken, who may have seen earlier that one is due."""
 
 RESIGNED_FOR = 10
 """Factor of `barred_s`: so long we do not convene after most members computed another plan than we did."""
@@ -109,10 +97,6 @@ class Convener:
         self._begun: tuple[frozenset[tuple[str, int]], str] = (frozenset(), "")
         """Members of the last plan that we brought into force, and its digest."""
         self._due_since_s: float | None = None
-        self._lazy_since: tuple[str, float] | None = None
-        """Who has the turn while a plan is due and proposes nothing, and since when."""
-        self._skipped: list[str] = []
-        """Members that we have taken the turn from, since we last had no plan ourselves."""
         self._judged: frozenset[str] = frozenset()
         """Members that our last plans left out because they do nothing. Each is left out once."""
 
@@ -135,9 +119,7 @@ class Convener:
             for peer in self._members.usable(loop_s())
             if is_fresh(self._members[peer].presence.costs.member, self._wall_s())
         ]
-        is_due, turn = self._is_due(others), self.turn()
-        if not is_due or turn != self._members.own or self.is_resigned:
-            self._watch(turn if is_due else self._members.own)
+        if not self._is_due(others):
             return False
         useless = self._useless(others)
         if not useless and await self._bar_deserters(others):
@@ -149,29 +131,10 @@ class Convener:
         self._due_since_s = None
         return True
 
-    def is_lazy(self, peer: str, share: float = 0.5) -> bool:
-        """Return True if this member has had the turn for this share of the time after which it loses it."""
-        if self._lazy_since is None or self._lazy_since[0] != peer:
-            return False
-        return loop_s() - self._lazy_since[1] > share * LAZY_AFTER * self._members.settings.retry_s
-
-    def _watch(self, turn: str) -> None:
-        """Leave out another member that has the turn and lets it pass. It answers pings like anybody: it may
-        be stuck, or have chosen a small peer id to do nothing with."""
-        follower, now_s = self._follower, loop_s()
-        ends_at_s = follower.ordered_at_s + self._members.settings.prepare_s
-        proposes = follower.by == turn and follower.progress in UNDER_WAY and now_s < ends_at_s
-        if turn == self._members.own or proposes:
-            self._lazy_since = None
-        elif self._lazy_since is None or self._lazy_since[0] != turn:
-            self._lazy_since = turn, now_s
-        elif self.is_lazy(turn, 1.0):
-            logger.warning("%s has the turn to plan and does not: the next one convenes", turn)
-            self._members.skip(turn, now_s)
-            self._skipped.append(turn)
-
     def _is_due(self, others: list[str]) -> bool:
         now_s, settings = loop_s(), self._members.settings
+        if self.turn() != self._members.own or self.is_resigned:
+            return False
         if now_s < self._started_at_s + settings.settle_s:
             return False
         statuses = self._statuses(others)
@@ -323,8 +286,6 @@ class Convener:
         for peer, why in outcome.failed.items():
             if peer == self._members.own:
                 self._fruitless = sessions, now_s + settings.retry_s
-                while self._skipped:  # They had no plan to propose either.
-                    self._members.skip(self._skipped.pop(), now_s - MAX_BARRED_S)
                 logger.error("no plan for the %d members of %s: %s", len(sessions) + 1, settings.name, why)
             elif peer in self._members.living():
                 self._members.bar(peer, why, now_s)

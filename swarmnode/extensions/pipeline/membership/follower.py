@@ -25,8 +25,8 @@ MAX_EPOCH_LEAP = 10_000
 using up the numbers."""
 
 MAX_ITERATION_LEAP = 100
-"""Largest leap of a named iteration beyond ours and most others': what we have heard may be seconds old, in
-which a small model takes many steps."""
+"""Largest leap of a named iteration beyond the one that we would name: what we have heard may be seconds old,
+in which a small model takes many steps."""
 
 STEPS_TO_COME = 2
 """Most steps that a held member still closes: the one that closes now, and the one that data nodes have begun
@@ -84,14 +84,12 @@ class Follower:
         self._said = {}
         self._take_ordered, self.ordered_at_s = False, now_s
 
-    def hold(
-        self, sender: str, epoch: int, iteration: int, now_s: float, *, usual_iteration: int = 0
-    ) -> None:
-        """Begin no iteration from this one on. `usual_iteration`: that of most other members."""
+    def hold(self, sender: str, epoch: int, iteration: int, now_s: float, *, expected: int = 0) -> None:
+        """Begin no iteration from this one on. `expected`: the one that we would name."""
         self._check(sender, epoch)
-        known = max(self.iteration, usual_iteration)
+        known = max(self.iteration, expected)
         if iteration > known + MAX_ITERATION_LEAP:
-            raise Rejected(Refusal.EPOCH_LEAP, f"from iteration {known} to {iteration}")
+            raise Rejected(Refusal.ITERATION_LEAP, f"from iteration {known} to {iteration}")
         if self.progress not in (ProposalProgress.PREPARED, ProposalProgress.HELD):
             raise Rejected(Refusal.NOT_READY, f"{self.progress}, not prepared")
         if self.busy and self.iteration >= iteration:

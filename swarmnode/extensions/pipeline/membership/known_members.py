@@ -269,12 +269,6 @@ class KnownMembers:
         if known is not None:
             known.convenes_from_s = known.barred_until_s
 
-    def skip(self, peer_id: str, now_s: float) -> None:
-        """Leave out a convener that plans nothing for as long as anybody is; `now_s` in the past: no
-        longer."""
-        if (known := self._known.get(peer_id)) is not None:
-            known.convenes_from_s = known.barred_until_s = now_s + MAX_BARRED_S
-
     def may_convene(self, peer_id: str, now_s: float) -> bool:
         """Return True if a member may propose when it is its turn."""
         known = self._known.get(peer_id)

@@ -3,8 +3,8 @@
 link_probes.py, costs -> announcements, pings -> [Membership] -> on_agreed -> stages; agreed(k) -> drivers
 
 There is no coordinator. Everyone announces itself, everyone pings everyone; the living member with the
-smallest peer id convenes (proposal_round.py), all follow (follower.py), and if it falls silent, or plans
-nothing when it should, the next one does. Plans change between iterations only: training goes on under the
+smallest peer id convenes (proposal_round.py), all follow (follower.py), and if it falls silent the next one
+does. Plans change between iterations only: training goes on under the
 former plan while the next one is computed and its weights are loaded. After a partition both sides go on
 alone, and meet again under one plan, with the highest epoch; who was then behind by iterations is told so by
 `AgreedPlan.iteration`.
@@ -41,6 +41,7 @@ from swarmnode.extensions.pipeline.membership.membership_messages import (
     topic_of,
 )
 from swarmnode.extensions.pipeline.membership.own_presence import OwnPresence, ask
+from swarmnode.extensions.pipeline.membership.proposal_round import target_iteration
 from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement
 from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings, plan_terms
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, FormerStages, PlanInputs
@@ -277,37 +278,32 @@ class Membership:
 
     def _propose(self, sender: str, proposal: Propose, now_s: float) -> None:
         members, follower, convener = self._members, self._follower, self._convener.turn()
-        outranked = sender > convener and not self._convener.is_lazy(convener)
-        if outranked or not members.may_convene(sender, now_s):
+        if sender > convener or not members.may_convene(sender, now_s):
             raise Rejected(Refusal.NOT_CONVENER, f"{convener} lives and convenes")
         announcements = members.check_proposal(
             proposal, sender, session=self._own.session, wall_s=self._wall_s(), now_s=now_s
         )
         former = FormerStages(proposal.ends, proposal.stage_of) if proposal.ends else None
         inputs = PlanInputs(announcements, self._plan, former, proposal.epoch)
-        told = self._told_by_others(sender)
-        usual = median_low([each.epoch for each in told]) if told else 0
-        follower.propose(sender, inputs, now_s, usual_epoch=usual)
-        for peer in members.living():
+        heard = {peer: members[peer].status for peer in members.living()}
+        epochs = [each.epoch for peer, each in heard.items() if each is not None and peer != sender]
+        follower.propose(sender, inputs, now_s, usual_epoch=median_low(epochs) if epochs else 0)
+        for peer, status in heard.items():
             # Who was told before us may have computed it already.
-            if (status := members[peer].status) is not None:
+            if status is not None:
                 follower.hear(peer, status, now_s)
 
     def _hold(self, sender: str, request: Hold, now_s: float) -> None:
-        told = self._told_by_others(sender)
-        usual = median_low([each.iteration for each in told]) if told else 0
+        told = (self._members[peer].status for peer in self._members.living())
+        # As the convener itself does (proposal_round.py), from what we have heard ourselves.
+        expected = target_iteration([self.status(), *(status for status in told if status is not None)])
         try:
-            self._follower.hold(sender, request.epoch, request.iteration, now_s, usual_iteration=usual)
+            self._follower.hold(sender, request.epoch, request.iteration, now_s, expected=expected)
         except Rejected as error:
-            if error.reason == Refusal.EPOCH_LEAP:
+            if error.reason == Refusal.ITERATION_LEAP:
                 self._members.pass_over(sender, str(error), now_s)
                 self._follower.failed(request.epoch, str(error))
             raise
-
-    def _told_by_others(self, sender: str) -> list[Status]:
-        """Return the last statuses of all living members but this one and us."""
-        known = (self._members[peer].status for peer in self._members.living() if peer != sender)
-        return [status for status in known if status is not None]
 
     def _refuse(self, peer_id: str, error: Rejected) -> None:
         self.refused[error.reason] += 1

@@ -28,15 +28,13 @@ logger = logging.getLogger(__name__)
 SESSION_BITS = 40
 
 MAX_FAILURES = 16
-"""Rounds of failed feeds, with no node less to ask, after which a step is given up. At half of it we look for
-another way around whoever was on the way."""
+"""Rounds of failed feeds, with no node less to ask, after which a step is given up. After half of
+them all that were on the way are gone around."""
 
 PATIENCE = 4
 """Feeds that a node may forget under one plan and policy before it is gone around."""
 MOST_POLICIES = 64
-"""Most policies for which such a node is gone around."""
-SWALLOWED = 3
-"""Feeds as which one counts that nobody has told of: until then the whole time of a step was waited."""
+"""Most policies for which a node is gone around."""
 
 
 @dataclass(slots=True)
@@ -96,7 +94,7 @@ class Feeder:
         """Nodes that are gone around, accused of nothing, and the policies until they are asked again."""
         self._forgot: Counter[PlanNode] = Counter()
         self._strikes: Counter[PlanNode] = Counter()
-        """How often a node was gone around because it forgot: each time for twice as many policies."""
+        """How often a node of the present plan was gone around: each time for twice as many policies."""
 
     def route_for(self, prompt_ids: Sequence[int], wanted: StagePath = ()) -> Route:
         """Return the route of a sequence with this prompt: along the wanted path, or the one chosen for the
@@ -282,7 +280,7 @@ class Feeder:
 
     def _restart_failed(self, failed: Sequence[tuple[_Load, Stopped]], trouble: _Trouble) -> None:
         """Close the sessions of failed feeds, so that everything is sent again, along other routes if need
-        be. Raises EngineError if that fails too often, which other nodes cannot bring about."""
+        be. Raises EngineError if that fails too often and no other node is to blame."""
         trouble.rounds += bool(failed)
         if self._one_less_to_ask(failed, hurry=trouble.rounds > MAX_FAILURES // 2):
             trouble.rounds = 0
@@ -301,7 +299,7 @@ class Feeder:
         """Give up nodes that are lost, and go around those that are of no use now or have forgotten too often
         (`hurry`: at all); around all that were on the way where nobody says which. Returns True if there is
         any."""
-        lost, useless, forgot = set[PlanNode](), set[PlanNode](), dict[PlanNode, int]()
+        lost, useless, forgot = set[PlanNode](), set[PlanNode](), set[PlanNode]()
         for load, stopped in failed:
             route = load.feed.route
             blamed = {(route.plan, node) for node in route.nodes[1:] if stopped.node in (None, node)}
@@ -311,14 +309,15 @@ class Feeder:
             elif stopped.why in (StopReason.OTHER_POLICY, StopReason.NO_MEMORY):
                 useless |= blamed
             else:
-                weight = SWALLOWED if stopped.node is None else 1
-                forgot |= {key: max(weight, forgot.get(key, 0)) for key in blamed}
+                forgot |= blamed
         self._forgot.update(forgot)
-        forgetful = {key for key in forgot if hurry or self._forgot[key] > PATIENCE}
-        self._strikes.update(forgetful)
-        self._around |= dict.fromkeys(useless, 1)
-        self._around |= {key: min(2 ** self._strikes[key], MOST_POLICIES) for key in forgetful}
-        return bool(lost | useless | forgetful)
+        useless |= {key for key in forgot if hurry or self._forgot[key] > PATIENCE}
+        plans = {load.feed.route.plan for load, _ in failed}
+        kept = {key: count for key, count in self._strikes.items() if not plans or key[0] in plans}
+        self._strikes = Counter(kept)
+        self._strikes.update(useless)
+        self._around |= {key: min(2 ** self._strikes[key], MOST_POLICIES) for key in useless}
+        return bool(lost | useless)
 
     def _forget(self, path: StagePath, trouble: _Trouble) -> None:
         for row, sequence in self._sequences.items():

@@ -57,6 +57,7 @@ class Refusal(StrEnum):
     OUTBID = "outbid"
     """There is a proposal with a higher epoch, or with an equal one by a smaller peer id."""
     EPOCH_LEAP = "epoch_leap"
+    ITERATION_LEAP = "iteration_leap"
     NOT_IN_IT = "not_in_it"
     """The proposal leaves out its receiver or its sender."""
     WRONG_PART = "wrong_part"

@@ -21,7 +21,7 @@ from swarmnode.errors import ConfigError, TaskError
 from swarmnode.extensions.http_judge.http_judge import (
     MAX_REPLY_BYTES,
     MISSES_A_LINE,
-    TRIES,
+    TRIES_TO_REACH,
     HttpJudge,
     filled_in,
 )
@@ -180,7 +180,7 @@ def test_a_judge_that_is_not_there_is_tried_so_many_times_and_then_a_failure(jud
     time = Time()
     with pytest.raises(TaskError, match=r"at http://127\.0\.0\.1:1\S* cannot be reached: .*refused") as told:
         judge(time, url="http://127.0.0.1:1", model=model)(["?"], ["a"])
-    assert len(time.slept) == TRIES - 1 and "tasks.judge.url" in told.value.hint
+    assert len(time.slept) == TRIES_TO_REACH - 1 and "tasks.judge.url" in told.value.hint
 
 
 def test_a_judge_that_is_lost_in_the_middle_of_a_group_has_judged_the_first_half(

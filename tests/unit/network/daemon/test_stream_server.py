@@ -15,6 +15,7 @@ from swarmnode.network.daemon.stream_server import listening
 
 @contextmanager
 def nothing_left_open() -> Generator[None, None, None]:
+    gc.collect()  # What tests before have left is not ours.
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         yield

@@ -15,7 +15,8 @@ import torch
 
 from swarmnode.errors import EngineError, NetworkError
 from swarmnode.extensions.pipeline.execution.stage_queue import StageQueue
-from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
+from swarmnode.extensions.pipeline.rollouts import remote_chain
+from swarmnode.extensions.pipeline.rollouts.chain import ChainFeed, Stopped, StopReason
 from swarmnode.extensions.pipeline.rollouts.decode_node import DecodeNode
 from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
 from swarmnode.extensions.pipeline.rollouts.remote_chain import RemoteChain
@@ -393,15 +394,19 @@ async def test_members_that_are_a_step_ahead_are_asked_again_once_we_have_taken_
     assert (output.spans, output.sampled.path) == ((Span(0, 0, 2), Span(1, 2, 12, "stale")), FULL)
 
 
-async def test_a_member_that_stays_at_another_policy_is_gone_around_until_ours_moves() -> None:
+async def test_a_member_that_stays_at_another_policy_is_gone_around_until_ours_moves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote_chain, "MOVE_TIMEOUT_S", 0.1)
     first, second = requests(prompts(2))
-    async with swarm(step_timeout_s=0.5) as pipeline:
+    async with swarm(step_timeout_s=60.0) as pipeline:
         engine, other = pipeline.engine, pipeline.members[1]
         other.version[0] = 7
         found = (await asyncio.to_thread(run, engine, [first]))["0"]
         for member in pipeline.members:
             member.version[0] = 1
         engine.set_policy(PolicyUpdate(1, {}, 1.0), "recompute")
+        engine._feeder.policy_moved()
         after = (await asyncio.to_thread(run, engine, [second]))["1"]
         assert pipeline.lost == []
     assert (found.sampled.path, after.sampled.path) == ((0, 2), FULL)
@@ -411,10 +416,14 @@ async def test_a_member_that_stays_at_another_policy_is_gone_around_until_ours_m
 
 @pytest.mark.parametrize("why", [*StopReason])
 @pytest.mark.parametrize("everybody", [False, True])
-async def test_nothing_that_members_say_ends_sampling(why: StopReason, everybody: bool) -> None:
+async def test_nothing_that_members_say_ends_sampling(
+    why: StopReason, everybody: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each says of every step that it does not go on, always for the same reason."""
+    monkeypatch.setattr(remote_chain, "MOVE_TIMEOUT_S", 0.1)
     asked = requests(prompts(3), tokens=2)
-    async with swarm(step_timeout_s=0.5) as pipeline:
+    # Who has another plan is waited for until the end of a step.
+    async with swarm(step_timeout_s=3.0 if why is StopReason.OTHER_PLAN else 60.0) as pipeline:
         liars = pipeline.members[1:] if everybody else pipeline.members[2:]
 
         async def compute(*args: Any) -> Stopped:
@@ -429,24 +438,26 @@ async def test_nothing_that_members_say_ends_sampling(why: StopReason, everybody
         assert_true(output, asked[int(name)].prompt_ids, path)
 
 
-async def test_members_that_swallow_every_step_are_gone_around() -> None:
-    """They take messages, say that they have passed them on, and nothing comes around."""
+def test_members_of_which_one_swallows_every_step_are_gone_around_for_longer_each_time() -> None:
+    """Nobody says which: nothing comes around."""
+    engine = local()
+    real = engine._chain.run
+
+    def swallowed(feeds: Sequence[ChainFeed]) -> list[torch.Tensor | Stopped]:
+        return [
+            Stopped(StopReason.FORGOTTEN, None) if len(feed.route.nodes) > 1 else real([feed])[0]
+            for feed in feeds
+        ]
+
+    engine._chain.run = swallowed  # type: ignore[method-assign]
     (asked,) = requests(prompts(1), tokens=2)
-    async with swarm(step_timeout_s=0.2) as pipeline:
-
-        async def swallow(*args: Any) -> None:
-            return None
-
-        pipeline.members[2].node._go_on = swallow  # type: ignore[method-assign]
-        engine = pipeline.engine
-        found = (await asyncio.to_thread(run, engine, [asked]))["0"]
-        assert_true(found, asked.prompt_ids, found.sampled.path)
+    for policies in (2, 4, 8):
+        found = run(engine, [asked])["0"]
         assert found.sampled.path == (0,)
-        around = [len(engine._feeder._around)]
-        for version in (1, 2):
-            engine.set_policy(PolicyUpdate(version, {}, 1.0), "recompute")
-            around.append(len(engine._feeder._around))
-    assert around == [2, 2, 0]
+        assert set(engine._feeder._around.values()) == {policies}
+        while engine._feeder._around:
+            engine._feeder.policy_moved()
+        assert_true(found, asked.prompt_ids, (0,))
 
 
 async def test_a_member_without_room_for_one_sequence_is_gone_around_and_none_before() -> None:

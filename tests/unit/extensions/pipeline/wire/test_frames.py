@@ -21,7 +21,13 @@ def test_an_answer_is_read_as_it_was_said(refused: Refused | None):
     assert all(len(data) <= limits.max_answer_bytes for limits in LIMITS.values())
 
 
-@pytest.mark.parametrize("data", [b"", b"\xc1", encode([None, True, -1, 0]), encode([["gone", ""], True, 0])])
+DEEP = b"\x94\xc0\xc2\x00" + b"\x91" * 2000 + b"\xc0"
+"""An answer of lists in lists."""
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xc1", DEEP, encode([None, True, -1, 0]), encode([["gone", ""], True, 0])]
+)
 def test_other_bytes_are_no_answer(data: bytes):
     with pytest.raises(Rejected, match="malformed"):
         decode(AnswerFrame, data)
