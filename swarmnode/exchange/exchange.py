@@ -110,7 +110,9 @@ class Exchange:
         model = ModelLabel(model_family[:MAX_NAME_CHARS], model_size)
         self.receipts = find_receipts(context)
         """Thanks to those that we learnt from, and theirs to us. None: nothing here says or counts them."""
-        self._publisher = publisher = Publisher(context, self._bodies.own, shelf, model, self.receipts)
+        self._publisher = publisher = Publisher(
+            context, self._bodies.own, shelf, model, self.receipts, encode
+        )
         swarm = settings.swarm
         hearers = {topic_of(swarm): self._hear, help_topic_of(swarm): publisher.hear_request}
         if self.receipts is not None:

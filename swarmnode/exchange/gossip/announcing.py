@@ -33,7 +33,7 @@ from swarmnode.exchange.messages import (
     fingerprint,
     hash_body,
 )
-from swarmnode.exchange.validation.body_check import require_advantage
+from swarmnode.exchange.validation.body_check import Encode, require_advantage
 from swarmnode.exchange.validation.header_check import HEADER_CONTEXT
 from swarmnode.identity.envelope import seal
 from swarmnode.identity.node_key import NodeKey
@@ -75,6 +75,19 @@ def compose(
     if len(sealed) > MAX_HEADER_BYTES:
         raise Rejected(Reason.TOO_LARGE, f"a header of {len(sealed)} bytes")
     return SignedGroup(group.author, header, sealed, body)
+
+
+def require_readable(group: RolloutGroup, encode: Encode, max_tokens: int) -> None:
+    """Raise Rejected if a node with our tokenizer and limit would refuse the group: half of its answers or
+    more have more tokens when their text is read again than were sampled. Only answers that were cut can."""
+    longer = sum(
+        completion.finish == "length"
+        and isinstance(completion.said, str)
+        and len(encode(completion.said, "length")) > max_tokens
+        for completion in group.completions
+    )
+    if 2 * longer >= len(group.completions):
+        raise Rejected(Reason.TOO_LONG, f"{longer} answers, once read again")
 
 
 def resealed(header: Header, body: bytes, key: NodeKey, *, now: float) -> SignedGroup:

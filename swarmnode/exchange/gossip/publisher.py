@@ -14,13 +14,14 @@ from swarmnode.errors import NetworkError, Rejected
 from swarmnode.exchange.bodies.body_store import BodyStore
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_context import ExchangeContext
-from swarmnode.exchange.gossip.announcing import ModelLabel, compose, give, resealed
+from swarmnode.exchange.gossip.announcing import ModelLabel, compose, give, require_readable, resealed
 from swarmnode.exchange.gossip.header_gossip import topic_of
 from swarmnode.exchange.gossip.helping import Helping, help_topic_of, rarely_right
 from swarmnode.exchange.gossip.thanks import ReceiptKeeper
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.limits import HEADERS_BURST, HEADERS_PER_S, PACE
+from swarmnode.exchange.validation.body_check import Encode
 from swarmnode.exchange.validation.header_check import require_exchanged
 from swarmnode.network.host import Message
 from swarmnode.tasks.task import may_be_exchanged
@@ -40,9 +41,11 @@ class Publisher:
         shelf: Shelf | None,
         model: ModelLabel,
         receipts: ReceiptKeeper | None,
+        encode: Encode,
     ) -> None:
         """`bodies`: where others find ours. `shelf`: the library's; None: there is none. `receipts`: told
-        what others may learn from."""
+        what others may learn from. `encode`: the local policy's tokens of an answer."""
+        self._encode = encode
         self._context, self._settings, self._ledger = context, context.settings, context.ledger
         self._bodies, self._shelf, self._model, self._receipts = bodies, shelf, model, receipts
         self._topic, self._help_topic = topic_of(self._settings.swarm), help_topic_of(self._settings.swarm)
@@ -58,6 +61,7 @@ class Publisher:
         for group in groups:
             try:
                 composed = self._composed(group)
+                require_readable(group, self._encode, self._settings.max_tokens)
                 self._shelve(composed)
                 if outside:
                     await self._announce(composed)

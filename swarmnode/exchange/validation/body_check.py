@@ -167,7 +167,7 @@ def _look_at(
     if unfit >= len(completions):
         longest = (
             f"have more tokens in our tokenizer than we allow (our rollout.max_tokens = {rules.max_tokens});"
-            " a peer with another tokenizer may need fewer for them"
+            " its author may have sampled fewer, or have another tokenizer"
         )
         fault = longest if reader.refusal == Reason.TOO_LONG else "have another end when we play them"
         raise Rejected(reader.refusal, f"{task.name}: {unfit} of {len(read)} answers {fault}")

@@ -179,7 +179,7 @@ class AnsweringService:
         chars = len(question.text) + sum(len(content) for _, content in question.messages)
         if chars > longest * MOST_CHARS_OF_A_TOKEN or len(question.token_ids) >= longest:
             raise QuestionRefused(
-                _too_long(f"it has {max(chars, len(question.token_ids))} characters", longest)
+                _too_long(question, f"it has {max(chars, len(question.token_ids))} characters", longest)
             )
         if question.token_ids:
             return question.token_ids
@@ -200,7 +200,7 @@ class AnsweringService:
         longest = question.max_tokens or min(self._source.max_tokens, max(1, room))
         if longest > room:
             raise QuestionRefused(
-                _too_long(f"{longest} tokens are asked for, there is room for {max(0, room)}", None)
+                _too_long(question, f"{longest} tokens are asked for, there is room for {max(0, room)}", None)
             )
         if not 0 <= question.temperature <= HOTTEST:
             raise QuestionRefused(
@@ -290,6 +290,7 @@ def _unavailable(why: str) -> NoAnswer:
     return NoAnswer(503, why, "unavailable", None, RETRY_AFTER_S)
 
 
-def _too_long(why: str, longest: int | None) -> NoAnswer:
+def _too_long(question: Question, why: str, longest: int | None) -> NoAnswer:
+    param = "messages" if question.messages else "prompt"
     limit = "" if longest is None else f", prompt and answer have {longest} tokens at most"
-    return NoAnswer(400, f"this is too long: {why}{limit}", "context_length_exceeded", "messages")
+    return NoAnswer(400, f"this is too long: {why}{limit}", "context_length_exceeded", param)

@@ -61,7 +61,7 @@ def passes_tests(
     test_list: list[Any] | None = None,
     test_imports: list[Any] | None = None,
     test_setup_code: list[str] | None = None,
-    entry_point: list[str] | None = None,
+    entry_point: Sequence[str | None] | None = None,
     **columns: Any,
 ) -> list[float | None]:
     """Returns the share of tests that the function in a completion passes. None: there are no tests, the

@@ -288,6 +288,16 @@ async def test_a_partition_is_lived_through_and_healed(start, own_groups):
         assert {group.author for group in await collect(carol, 2)} == {alice.key.peer_id}
 
 
+async def test_answers_that_would_be_too_long_for_a_node_like_us_are_not_announced(start, own_groups):
+    network = MemoryNetwork()
+    async with start(network, 1, max_tokens=4) as alice, start(network, 2, alice, max_tokens=4) as bob:
+        [sampled] = own_groups(alice, 1)
+        cut = [replace(one, said="\ufffd" * 4, finish="length") for one in sampled.completions]
+        await alice.exchange.publish([replace(sampled, completions=tuple(cut))])
+        assert alice.exchange.stats().unpublished == {"too_long": 1}
+        assert bob.exchange.stats().dropped == {}
+
+
 async def test_a_host_that_goes_down_costs_headers_but_raises_nothing(start, own_groups):
     network = MemoryNetwork()
     async with start(network, 1) as alice, start(network, 2, alice) as bob:

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from swarmnode.errors import Rejected
-from swarmnode.exchange.gossip.announcing import ModelLabel, compose
+from swarmnode.exchange.gossip.announcing import ModelLabel, compose, require_readable
 from swarmnode.exchange.limits import MAX_GROUP_SIZE, MAX_HEADER_BYTES, MAX_NAME_CHARS
 from swarmnode.exchange.messages import decode_body, hash_body
 from swarmnode.identity.node_key import NodeKey
@@ -75,6 +75,30 @@ def test_the_widest_group_travels_whole(groups_of, key: NodeKey):
 def test_unfinished_completions_are_not_announced(group: RolloutGroup, key: NodeKey):
     first, *rest = group.completions
     assert reason_of(replace(group, completions=(replace(first, finish="abort"), *rest)), key) == "unfinished"
+
+
+def test_answers_that_are_too_long_once_read_again_are_not_announced_where_they_are_half(
+    groups_of, key: NodeKey
+):
+    def cut(count: int) -> RolloutGroup:
+        group = groups_of(key.peer_id, right=2, wrong=2)
+        answers = group.completions
+        return replace(
+            group,
+            completions=tuple(
+                replace(one, finish="length" if place < count else "stop")
+                for place, one in enumerate(answers)
+            ),
+        )
+
+    def half_characters(text: str, _: str) -> tuple[int, ...]:
+        return (1,) * 9
+
+    require_readable(cut(4), half_characters, 9)
+    require_readable(cut(1), half_characters, 8)
+    with pytest.raises(Rejected) as caught:
+        require_readable(cut(2), half_characters, 8)
+    assert caught.value.reason == "too_long"
 
 
 def test_completions_that_no_peer_would_take_are_not_announced(group: RolloutGroup, key: NodeKey):

@@ -105,7 +105,7 @@ def test_errors_are_openais(client: openai.OpenAI) -> None:
     assert (unknown.value.code, unknown.value.param) == ("model_not_found", "model")
     with pytest.raises(openai.BadRequestError) as long:
         client.completions.create(model="policy", prompt="a" * 5000)
-    assert long.value.code == "context_length_exceeded"
+    assert (long.value.code, long.value.param) == ("context_length_exceeded", "prompt")
 
 
 def test_control_characters_are_text(client: openai.OpenAI) -> None:

@@ -72,6 +72,16 @@ def test_of_a_conversation_is_shown_what_was_said(tmp_path: Path) -> None:
         assert "'2 + 2 = (before: system: Be brief.)'" in result.output
 
 
+def test_answers_that_score_nothing_as_they_are_do_not_count_as_none_known(tmp_path: Path) -> None:
+    """An environment wants a call of its tool, whatever the column `answer` has."""
+    (tmp_path / "called.py").write_text(
+        "def examples(seed):\n    yield '2 + 2 =', '4'\n"
+        "def reward(completions, **columns):\n    return [float(one == 'add(2, 2)') for one in completions]\n"
+    )
+    said = run("check", str(tmp_path / "called.py"))
+    assert "unknown (no `answer` or demonstration of an example scores better than nonsense" in said
+
+
 def test_a_data_set_is_shown_as_the_settings_would_have_it(tmp_path: Path) -> None:
     (tmp_path / "sums.jsonl").write_text('{"question": "1+1=", "gold": "2"}\n')
     said = ["--set", "tasks.reward=exact_match", "--home", str(tmp_path)]

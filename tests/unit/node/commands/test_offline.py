@@ -114,8 +114,8 @@ def trained_on(config: Config, model: str, home: Path, *specs: str, **noted: obj
 def test_answers_are_as_long_as_the_run_had_them_unless_another_length_is_named(
     config: Config, quick_model: Path, tmp_path: Path
 ) -> None:
-    model, file = str(quick_model), tmp_path / "length.py"
-    file.write_text(ODD.replace("0.25", "1.0 * len(_)"))
+    model, file = str(quick_model), tmp_path / "odd.py"
+    file.write_text(ODD)
     trained_on(config, model, tmp_path / "home", str(file), max_tokens=3, temperature=0.5, top_p=None)
 
     def measured(*assignments: str, base: bool = False) -> OfflineEvaluation:
@@ -128,7 +128,6 @@ def test_answers_are_as_long_as_the_run_had_them_unless_another_length_is_named(
 
     of_run = measured()
     assert (of_run.max_tokens, of_run.sampling) == (3, "sampled at temperature 0.5")
-    assert 0 < of_run.per_task["length"] <= 3
     assert "at most 3 tokens" in next(iter(_lines(of_run)))
     assert measured(base=True).max_tokens == 3
     assert measured("rollout.max_tokens=5").max_tokens == 5
