@@ -27,6 +27,7 @@ from swarmnode.rollout.renderer import Renderer
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoints.checkpoint import read_waiting, state_of
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
+from swarmnode.training.checkpoints.learning_settings import learning_settings
 from swarmnode.training.records import Counters, TrainReport
 from swarmnode.training.round import MeasuredRound, SampleRules, lesson_samples
 from swarmnode.training.rules.rules import GroupLesson, make_rule, sharing_rule
@@ -104,7 +105,8 @@ class PipelineLearner(RolloutLearner):
         try:
             held, base = self._data_node.whole_state(), (self._whole.name, self._whole.fingerprint)
             measured = self._measure(), self._task_specs(), self._versions()
-            state = state_of(*base, held.iteration, counters, self._seed, *measured)
+            settings = learning_settings(self._config, self._seed)
+            state = state_of(*base, held.iteration, counters, self._seed, *measured, settings)
             snapshot = whole_snapshot(held.tensors, state, self._config.policy, waiting=waiting)
         except (PipelineError, CheckpointError) as error:
             failed: Future[str] = Future()

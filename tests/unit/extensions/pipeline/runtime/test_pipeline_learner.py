@@ -272,6 +272,9 @@ def test_a_checkpoint_of_a_pipeline_is_one_of_a_single_machine_and_learns_on_as_
     first = learner.rollouts(1).groups
     learner.train(first, [])
     assert learner.save(Counters(round=1, tokens=99)).result() == "round-00000001"
+    written = store.latest()
+    assert written is not None
+    assert written.state.settings["rollout.max_tokens"] == config.rollout.max_tokens
 
     alone, policy = single_machine(whole, config, store)
     resumed = alone.resume()
