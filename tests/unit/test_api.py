@@ -415,11 +415,19 @@ def test_a_list_of_names_is_that_many_tasks_and_a_list_with_a_prompt_in_it_is_ro
     options: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "data.jsonl").write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
-    for names in ["rev"], ("rev", "builtin"), ["sort", tmp_path / "data.jsonl"], ["rev", "./x.py:task"]:
+    (tmp_path / "mine.py").touch()
+    file, function = tmp_path / "data.jsonl", f"{tmp_path}/mine.py:task"
+    for names in ["rev"], ("rev", "builtin"), ["sort", file], ["rev", function]:
         node = sn.Node(names, length, **options)
         assert node.config.tasks.names == tuple(map(str, names))
     long = "x" * 5000
-    for rows in ["rev", "Say it backwards."], ["1/2 + 1/2 =", "sort"], ["gone.jsonl"], ["Is a?b", long]:
+    for rows in (
+        ["rev", "Say it backwards."],
+        ["1/2 + 1/2 =", "sort"],
+        ["gone.jsonl"],
+        ["Is a?b", long],
+        ["Why does x.py:12 fail?"],
+    ):
         assert sn.Node(rows, length, **options).config.tasks.names == ("builtin",)
     with pytest.raises(TaskError, match="rev, sort is a task already"):
         sn.Node(["rev", "sort"], tools=[length], **options)
