@@ -7,10 +7,10 @@ Two forms. With a `model`, an OpenAI-compatible chat endpoint is asked about eac
 read out of what it says. Without, the URL gets {"prompt", "completions", "columns"} of a group and gives
 {"scores": [...]}, a number or null for each.
 
-A busy or broken judge is asked again until the time of the group is over. What refuses us (a wrong key, an
-unknown model) is an error, and so is a group for which nobody listened at the URL. What comes back is bounded
-and believed only where it has the form and the range that were asked for. The key comes from the environment,
-goes into one header and nowhere else.
+A busy or broken judge is asked again, a few times and within the time of the group. What refuses us (a wrong
+key, an unknown model) is an error, and so is a group for which nobody listened at the URL. What comes back is
+bounded and believed only where it has the form and the range that were asked for. The key comes from the
+environment, goes into one header and nowhere else.
 """
 
 import hashlib

@@ -12,9 +12,8 @@ from pathlib import Path
 from swarmnode.errors import EngineError
 from swarmnode.extensions.serve.answering_socket import AnsweringSocket, find_service
 from swarmnode.node.building.node_process import read_running
-from swarmnode.node.building.page_client import ask_status
+from swarmnode.node.building.page_client import status_here
 from swarmnode.node.commands.offline import as_trained, load_checkpoint, of_round
-from swarmnode.node.showing.node_status import NodeStatus
 from swarmnode.node.showing.screen import Screen
 from swarmnode.settings.config_layers import Settings
 
@@ -35,7 +34,7 @@ class Answering:
 def _check_no_pipeline(settings: Settings) -> None:
     """Raises EngineError while a member of a pipeline runs here: the whole model may not fit beside its
     stage."""
-    status = _status_here(settings)
+    status = status_here(settings.paths)
     if status is not None and status.pipeline.name:
         raise EngineError(
             f"a member of pipeline {status.pipeline.name} runs here, and answers nobody: no machine holds the"
@@ -50,17 +49,11 @@ def node_is_meant(settings: Settings, model: str | None, run: str | None) -> boo
     it names none."""
     if model is None and run is None:
         return True
-    if (status := _status_here(settings)) is None:
+    if (status := status_here(settings.paths)) is None:
         return False
     # A node shows the name of a folder without the way to it.
     named = (None, status.model) if model is None else (settings.model, Path(settings.model).name)
     return run in (None, status.run) and status.model in named
-
-
-def _status_here(settings: Settings) -> NodeStatus | None:
-    note = read_running(settings.paths.running)
-    status = None if note is None else ask_status(note, settings.paths)
-    return status if isinstance(status, NodeStatus) else None
 
 
 @contextmanager
@@ -69,16 +62,16 @@ def answering(
 ) -> Generator[Answering]:
     """Finds the node that runs in this home; without one, or where `model` or `run` name another, loads a
     checkpoint, or the base model where `base` says so. Raises SwarmnodeError."""
-    state = settings.paths.state
+    state, is_meant = settings.paths.state, node_is_meant(settings, model, run)
     # All policies of a node have one service; one that does not run now has its checkpoint.
     service = state.parents[1] if policy and read_running(settings.paths.running) else state
-    if not base and not best and find_service(service) is not None and node_is_meant(settings, model, run):
+    if not base and not best and find_service(service) is not None and is_meant:
         from swarmnode.node.building.policies import label_of
 
         asked, of = (label_of(policy), f"{label_of(policy)} of ") if policy else ("policy", "")
         yield Answering(lambda: find_service(service), f"{of}the running node", asked)
         return
-    if node_is_meant(settings, model, run):
+    if is_meant:
         _check_no_pipeline(settings)
     settings = as_trained(settings)
     with Screen() as screen:

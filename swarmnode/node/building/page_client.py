@@ -16,7 +16,7 @@ import msgspec
 
 from swarmnode.errors import SwarmnodeError
 from swarmnode.machine.storage import Paths
-from swarmnode.node.building.node_process import RunningNode
+from swarmnode.node.building.node_process import RunningNode, read_running
 from swarmnode.node.showing.node_status import NodeStatus
 
 ANSWER_S = 5.0
@@ -88,6 +88,13 @@ def ask_status(note: RunningNode, paths: Paths) -> NodeStatus | SwarmnodeError:
         return error
     except msgspec.DecodeError as error:
         return SwarmnodeError(f"the node is of another version: {error}", hint="stop it and start it again")
+
+
+def status_here(paths: Paths) -> NodeStatus | None:
+    """Returns the status of the node that runs in this home. None: none does, or its page says nothing."""
+    note = read_running(paths.running)
+    status = None if note is None else ask_status(note, paths)
+    return status if isinstance(status, NodeStatus) else None
 
 
 def ask_page(note: RunningNode, path: str, paths: Paths, content: object = None) -> bytes:

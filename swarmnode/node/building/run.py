@@ -27,11 +27,10 @@ from swarmnode.node.building.machine_memory import check_loadable, plan_for
 from swarmnode.node.building.node_process import (
     IdentityLock,
     RunningNode,
-    read_running,
     remove_running,
     write_running,
 )
-from swarmnode.node.building.page_client import ask_status
+from swarmnode.node.building.page_client import status_here
 from swarmnode.node.building.policies import (
     Ending,
     PolicyNode,
@@ -205,9 +204,8 @@ def take_identity(stack: ExitStack, paths: Paths) -> NodeKey:
 
 def _second_node(paths: Paths) -> str:
     """Returns the command by which another node here joins the swarm and the pipeline of the running one."""
-    note = read_running(paths.running)
-    status = None if note is None else ask_status(note, paths)
-    command = (invitation(status) if isinstance(status, NodeStatus) else None) or "swarmnode join"
+    status = status_here(paths)
+    command = (None if status is None else invitation(status)) or "swarmnode join"
     return command.replace("swarmnode join", "swarmnode join --home ~/swarmnode-2", 1)
 
 

@@ -4,10 +4,9 @@ link_probes.py, costs -> announcements, pings -> [Membership] -> on_agreed -> st
 
 There is no coordinator. Everyone announces itself, everyone pings everyone; the living member with the
 smallest peer id convenes (proposal_round.py), all follow (follower.py), and if it falls silent the next one
-does. Plans change between iterations only: training goes on under the
-former plan while the next one is computed and its weights are loaded. After a partition both sides go on
-alone, and meet again under one plan, with the highest epoch; who was then behind by iterations is told so by
-`AgreedPlan.iteration`.
+does. Plans change between iterations only: training goes on under the former plan while the next one is
+computed and its weights are loaded. After a partition both sides go on alone, and meet again under one plan,
+with the highest epoch; who was then behind by iterations is told so by `AgreedPlan.iteration`.
 """
 
 import asyncio

@@ -33,6 +33,7 @@ them all that were on the way are gone around."""
 
 PATIENCE = 4
 """Feeds that a node may forget under one plan and policy before it is gone around."""
+
 MOST_POLICIES = 64
 """Most policies for which a node is gone around."""
 
@@ -281,7 +282,9 @@ class Feeder:
     def _restart_failed(self, failed: Sequence[tuple[_Load, Stopped]], trouble: _Trouble) -> None:
         """Close the sessions of failed feeds, so that everything is sent again, along other routes if need
         be. Raises EngineError if that fails too often and no other node is to blame."""
-        trouble.rounds += bool(failed)
+        if not failed:
+            return
+        trouble.rounds += 1
         if self._one_less_to_ask(failed, hurry=trouble.rounds > MAX_FAILURES // 2):
             trouble.rounds = 0
         for load, stopped in failed:
@@ -313,8 +316,7 @@ class Feeder:
         self._forgot.update(forgot)
         useless |= {key for key in forgot if hurry or self._forgot[key] > PATIENCE}
         plans = {load.feed.route.plan for load, _ in failed}
-        kept = {key: count for key, count in self._strikes.items() if not plans or key[0] in plans}
-        self._strikes = Counter(kept)
+        self._strikes = Counter({key: count for key, count in self._strikes.items() if key[0] in plans})
         self._strikes.update(useless)
         self._around |= {key: min(2 ** self._strikes[key], MOST_POLICIES) for key in useless}
         return bool(lost | useless)

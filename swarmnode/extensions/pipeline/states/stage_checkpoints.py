@@ -139,7 +139,7 @@ def whole_snapshot(
     resuming node read; its `adapter` is PEFT's. `adapter`: rank and alpha of the training. With full training
     there are no tensors: then the folder has no adapter and only says how far training is
     (`training.checkpoint.check_has_adapter`). Raises CheckpointError if a layer or one half of an adapter is
-    missing.
+    missing, or a number is not finite.
     """
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
