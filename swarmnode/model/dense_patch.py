@@ -5,8 +5,8 @@ families/family.py (which families have such layers) -------^
                                                                   |
                                                                   v  all else: transformers' own forward
 
-Like `lora_patch`, single modules get another `forward`, and every call looks at them as they are then: what
-PEFT, a hook, a cache or a mode of training changes sends the call down transformers' path.
+Like `lora_patch`, single modules get another `forward`. Every call looks at what calls differ in: a cache, the
+number of tokens, or several adapters send it down transformers' path.
 """
 
 import logging
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from swarmnode.families.family import FAMILIES, Family
-from swarmnode.model.adapters.lora_patch import sole_adapter
+from swarmnode.model.adapters.lora_patch import is_watched, sole_adapter
 from swarmnode.model.dense_layer import Adapted, DenseLayer, Norm, into_attention, out_of_attention
 
 logger = logging.getLogger(__name__)
@@ -60,12 +60,11 @@ def read_arguments(model: Any, read_R: Tensor) -> dict[str, Any]:
 class _DenseForward:
     """Replaces the `forward` of one decoder layer; that of its class stays below."""
 
-    __slots__ = ("_attend_eagerly", "_family", "_is_last", "_layer", "_parts", "_window")
+    __slots__ = ("_attend_eagerly", "_family", "_is_last", "_layer", "_window")
 
     def __init__(self, layer: Any, family: Family, *, is_last: bool) -> None:
         self._layer = layer
         self._is_last = is_last
-        self._parts = [part for part in layer.modules() if part is not layer]
         modeling = import_module(type(layer).__module__)
         self._attend_eagerly = modeling.eager_attention_forward
         self._family = family
@@ -138,11 +137,9 @@ class _DenseForward:
         if (
             hidden_BTD.device.type != "cpu"
             or dtype not in TYPES
-            or torch.is_autocast_enabled("cpu")
             # For fewer tokens, arranging the weights costs more than it saves.
             or tokens < hidden_BTD.shape[2]
-            or any(norm.weight.requires_grad or norm.weight.dtype is not dtype for norm in norms)
-            or any(_is_watched(part) for part in self._parts)
+            or any(norm.weight.dtype is not dtype for norm in norms)
         ):
             return None
         modules = [getattr(attention if name in PROJECTIONS[:4] else mlp, name) for name in PROJECTIONS]
@@ -198,16 +195,8 @@ def _why_not(layer: Any, family: Family) -> str | None:
     activation = getattr(layer.self_attn.config, family.activation)
     if activation != "silu":
         return f"its activation is {activation}, not silu"
+    if any(is_watched(part) for part in layer.modules() if part is not layer):
+        return "a hook waits for calls of its parts"
     if "forward" in vars(layer) and not isinstance(layer.forward, _DenseForward):
         return "another forward stands before its layers already"
     return None
-
-
-def _is_watched(module: nn.Module) -> bool:
-    """Returns True if a hook waits for calls of this module."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )
