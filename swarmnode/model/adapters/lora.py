@@ -18,7 +18,6 @@ Shapes: M tokens, K features in, N out, R rank, A adapters.
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +55,8 @@ class Segment:
 
 
 def lora_linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None, adapter: LoraWeights) -> Tensor:
-    """Computes all tokens through one adapter: x [..., K] -> y [..., N], of the type of x or of autocast.
+    """Computes all tokens through one adapter: x [..., K] -> y [..., N], of the type of x, which is
+    that of the weight. Autocast is not supported.
 
     `weight_NK` and `bias_N` are frozen: a backward with either requiring a gradient raises RuntimeError.
 
@@ -64,12 +64,7 @@ def lora_linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None, adapter: Lo
     >>> lora_linear(x, weight, None, LoraWeights(a, b, 0.5))
     tensor([[2., 2.]])
     """
-    a_RK, b_NR, scaling, kind = adapter.a_RK, adapter.b_NR, adapter.scaling, x.device.type
-    if not torch.is_autocast_enabled(kind):
-        return _OneAdapter.apply(x, weight_NK, bias_N, a_RK, b_NR, scaling, x.dtype)  # pyright: ignore[reportReturnType]
-    dtype = _autocast_dtype(x)
-    with torch.autocast(kind, enabled=False):
-        return _OneAdapter.apply(x, weight_NK, bias_N, a_RK, b_NR, scaling, dtype)  # pyright: ignore[reportReturnType]
+    return _OneAdapter.apply(x, weight_NK, bias_N, adapter.a_RK, adapter.b_NR, adapter.scaling)  # pyright: ignore[reportReturnType]
 
 
 def lora_linear_segments(
@@ -89,15 +84,11 @@ def lora_linear_segments(
     tokens are in segments; only gradients are told apart.
     """
     kept = tuple(s for s in segments if s.adapter >= 0 and s.end > s.start)
-    kind = x.device.type
-    autocast = torch.is_autocast_enabled(kind)
-    dtype = _autocast_dtype(x) if autocast else x.dtype
     products = (Segment(0, kept[-1].end, 0),) if alike else kept
-    plan = _Plan(kept, products, tuple(adapter.scaling for adapter in adapters), dtype)
+    plan = _Plan(kept, products, tuple(adapter.scaling for adapter in adapters))
     # Every A and B is an input of its own: autograd then keeps gradients, and so Adam's state, apart.
     weights = [w for adapter in adapters for w in (adapter.a_RK, adapter.b_NR)]
-    with torch.autocast(kind, enabled=False) if autocast else nullcontext():
-        return _SeveralAdapters.apply(x, weight_NK, bias_N, plan, *weights)  # pyright: ignore[reportReturnType]
+    return _SeveralAdapters.apply(x, weight_NK, bias_N, plan, *weights)  # pyright: ignore[reportReturnType]
 
 
 class _OneAdapter(torch.autograd.Function):
@@ -114,39 +105,23 @@ class _OneAdapter(torch.autograd.Function):
         a_RK: Tensor,
         b_NR: Tensor,
         scaling: float,
-        dtype: torch.dtype,
     ) -> Tensor:
-        shape = x.shape
-        ctx.kept = weight_NK, scaling, shape, x.dtype, a_RK.dtype, b_NR.dtype
+        shape, dtype = x.shape, x.dtype
+        ctx.kept = weight_NK, scaling, shape, a_RK.dtype, b_NR.dtype
+        x_MK = x if len(shape) == 2 else x.reshape(-1, shape[-1])
         # A call of `to` takes a third of what starting an operation does, even where it has nothing to do.
-        x_MK = x if x.dtype is dtype else x.to(dtype)
-        if len(shape) != 2:
-            x_MK = x_MK.reshape(-1, shape[-1])
         if a_RK.dtype is not dtype or b_NR.dtype is not dtype:
             a_RK, b_NR = a_RK.to(dtype), b_NR.to(dtype)
         s_MR = x_MK.new_empty((x_MK.shape[0], a_RK.shape[0])).addmm_(x_MK, a_RK.t(), beta=0, alpha=scaling)
-        y_MN = _base(x_MK, weight_NK, bias_N).addmm_(s_MR, b_NR.t())
+        y_MN = F.linear(x_MK, weight_NK, bias_N).addmm_(s_MR, b_NR.t())
         ctx.save_for_backward(x_MK, s_MR, a_RK, b_NR)
         return y_MN if len(shape) == 2 else y_MN.view((*shape[:-1], y_MN.shape[1]))
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if torch.is_grad_enabled():
-            return _OneAdapter._only_once(ctx, dy)
-        if torch.is_autocast_enabled(dy.device.type):
-            with torch.autocast(dy.device.type, enabled=False):
-                return _OneAdapter._gradients(ctx, dy)
-        return _OneAdapter._gradients(ctx, dy)
-
-    @staticmethod
     @once_differentiable
-    def _only_once(ctx: Any, dy: Tensor) -> Any:
-        return _OneAdapter.backward(ctx, dy)
-
-    @staticmethod
-    def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         x_MK, s_MR, a_RK, b_NR = ctx.saved_tensors
-        weight_NK, scaling, shape, dtype, a_dtype, b_dtype = ctx.kept
+        weight_NK, scaling, shape, a_dtype, b_dtype = ctx.kept
         needs_x, needs_weight, needs_bias, needs_a, needs_b, *_ = ctx.needs_input_grad
         _refuse_base_gradient(needs_weight or needs_bias)
         dy_MN = dy if len(shape) == 2 else dy.reshape(-1, dy.shape[-1])
@@ -158,13 +133,10 @@ class _OneAdapter(torch.autograd.Function):
             if needs_a:
                 da_RK = _outer(ds_MR, x_MK, a_dtype)
             if needs_x:
-                weight = weight_NK if weight_NK.dtype is dy.dtype else weight_NK.to(dy.dtype)
-                dx = dy_MN.mm(weight).addmm_(ds_MR, a_RK)
+                dx = dy_MN.mm(weight_NK).addmm_(ds_MR, a_RK)
                 if len(shape) != 2:
                     dx = dx.view(shape)
-                if dx.dtype is not dtype:
-                    dx = dx.to(dtype)
-        return dx, None, None, da_RK, db_NR, None, None
+        return dx, None, None, da_RK, db_NR, None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +148,6 @@ class _Plan:
     products: tuple[Segment, ...]
     """Segments that have a product of their own: those, or one where all adapters are alike."""
     scalings: tuple[float, ...]
-    dtype: torch.dtype
-    """Type that the layer computes in."""
 
 
 class _SeveralAdapters(torch.autograd.Function):
@@ -185,11 +155,11 @@ class _SeveralAdapters(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight_NK: Tensor, bias_N: Tensor | None, plan: _Plan, *weights: Tensor
     ) -> Tensor:
-        ctx.kept = weight_NK, plan, x.shape, x.dtype, [w.dtype for w in weights]
-        x_MK = x.reshape(-1, x.shape[-1]).to(plan.dtype)
-        cast = [w.to(plan.dtype) for w in weights]
+        ctx.kept = weight_NK, plan, x.shape, [w.dtype for w in weights]
+        x_MK = x.reshape(-1, x.shape[-1])
+        cast = [w.to(x.dtype) for w in weights]
         s_MR = _low_rank(x_MK, [a.t() for a in cast[::2]], plan)
-        y_MN = _base(x_MK, weight_NK, bias_N)
+        y_MN = F.linear(x_MK, weight_NK, bias_N)
         _add_low_rank(y_MN, s_MR, [b.t() for b in cast[1::2]], plan)
         ctx.save_for_backward(x_MK, s_MR, *cast)
         return y_MN.view(*x.shape[:-1], y_MN.shape[1])
@@ -197,14 +167,8 @@ class _SeveralAdapters(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        kind = dy.device.type
-        with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
-            return _SeveralAdapters._gradients(ctx, dy)
-
-    @staticmethod
-    def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x_MK, s_MR, *cast = ctx.saved_tensors
-        weight_NK, plan, shape, dtype, dtypes = ctx.kept
+        weight_NK, plan, shape, dtypes = ctx.kept
         needs_x, needs_weight, needs_bias, _, *needs = ctx.needs_input_grad
         _refuse_base_gradient(needs_weight or needs_bias)
         dy_MN = dy.reshape(-1, dy.shape[-1]).contiguous()
@@ -219,17 +183,10 @@ class _SeveralAdapters(torch.autograd.Function):
                 _accumulate(gradients, i + 1, _outer(dy_MN[rows], s_MR[rows, :rank], dtypes[i + 1]))
         dx = None
         if needs_x:
-            dx_MK = dy_MN.mm(weight_NK.to(dy_MN.dtype))
+            dx_MK = dy_MN.mm(weight_NK)
             _add_low_rank(dx_MK, ds_MR, cast[::2], plan)
-            dx = dx_MK.view(shape).to(dtype)
+            dx = dx_MK.view(shape)
         return dx, None, None, None, *gradients
-
-
-def _base(x_MK: Tensor, weight_NK: Tensor, bias_N: Tensor | None) -> Tensor:
-    """Returns x W^T (+ bias), in the type of x."""
-    if weight_NK.dtype is not x_MK.dtype:
-        weight_NK, bias_N = weight_NK.to(x_MK.dtype), None if bias_N is None else bias_N.to(x_MK.dtype)
-    return F.linear(x_MK, weight_NK, bias_N)
 
 
 def _low_rank(rows_MX: Tensor, factors_XR: list[Tensor], plan: _Plan) -> Tensor:
@@ -268,11 +225,6 @@ def _outer(left_MX: Tensor, right_MY: Tensor, dtype: torch.dtype) -> Tensor:
         left_XM = left_XM.contiguous()
     product_XY = left_XM.mm(right_MY)
     return product_XY if product_XY.dtype is dtype else product_XY.to(dtype)
-
-
-def _autocast_dtype(x: Tensor) -> torch.dtype:
-    """Returns the type that autocast, which is on, computes a linear layer in: it leaves float64 alone."""
-    return x.dtype if x.dtype is torch.float64 else torch.get_autocast_dtype(x.device.type)
 
 
 def _refuse_base_gradient(asked: bool) -> None:

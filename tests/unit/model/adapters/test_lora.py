@@ -233,45 +233,6 @@ def test_a_base_that_wants_a_gradient_is_refused_rather_than_left_without(severa
             y.sum().backward()
 
 
-@pytest.mark.parametrize("several", [False, True])
-@pytest.mark.parametrize("backward_inside", [False, True])
-def test_autocast_computes_in_its_type_and_gives_gradients_in_ours(
-    several: bool, backward_inside: bool
-) -> None:
-    x, (weight, bias) = parameter(TOKENS, K, dtype=torch.float32), base(torch.float32)
-    adapters = adapters_of((4, 2, 3), torch.float32)
-    of = [x, adapters[1].a_RK, adapters[1].b_NR]
-    segments = SEGMENTS if several else (Segment(0, TOKENS, 1),)
-    exact = by_the_book_segments(x, weight, bias, adapters, segments)
-    with torch.autocast("cpu", torch.bfloat16):
-        ours = (
-            lora_linear_segments(x, weight, bias, adapters, segments)
-            if several
-            else lora_linear(x, weight, bias, adapters[1])
-        )
-        inside = gradients(ours, of) if backward_inside else None
-    found = inside or gradients(ours, of)
-    assert ours.dtype == torch.bfloat16
-    assert 1e-4 < far(ours, exact) < 1e-2
-    for gradient, exact_gradient in zip(found, gradients(exact, of), strict=True):
-        assert gradient is not None and exact_gradient is not None and gradient.dtype == torch.float32
-        assert far(gradient, exact_gradient) < 2e-2
-
-
-def test_a_backward_under_autocast_of_a_forward_without_keeps_the_type_of_the_forward() -> None:
-    x, (weight, bias) = parameter(TOKENS, K, dtype=torch.float32), base(torch.float32)
-    adapters = adapters_of((4, 2, 3), torch.float32)
-    of = [x, adapters[0].a_RK]
-    for y in (
-        lora_linear(x, weight, bias, adapters[0]),
-        lora_linear_segments(x, weight, bias, adapters, SEGMENTS),
-    ):
-        plain = torch.autograd.grad(y.sum(), of, retain_graph=True)
-        with torch.autocast("cpu", torch.bfloat16):
-            under = torch.autograd.grad(y.sum(), of)
-        torch.testing.assert_close(under, plain, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_recomputes_to_the_same_gradients(reentrant: bool) -> None:
     x, (weight, bias), adapters = parameter(TOKENS, K), base(), adapters_of((4, 2, 3))
