@@ -51,7 +51,6 @@ def packed_attention(
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
     packed_layout: PackedLayout | None = None,
@@ -69,18 +68,18 @@ def packed_attention(
     if packed_layout is None:
         return plain(
             module, query, key, value, attention_mask,
-            dropout=dropout, scaling=scaling, sliding_window=sliding_window, **others,
+            scaling=scaling, sliding_window=sliding_window, **others,
         )  # fmt: skip
-    if others.get("position_bias") is not None or others.get("is_causal") is False:
-        raise ModelError("packed attention is causal and knows no position bias")
+    if others.get("position_bias") is not None or others.get("is_causal") is False or others.get("dropout"):
+        raise ModelError("packed attention is causal and knows no position bias and no dropout")
     if query.shape[2] != key.shape[2] or query.shape[2] != packed_layout.position_ids_1T.shape[1]:
         raise ModelError("packed attention needs the queries and keys of one whole packed row, and no cache")
     if windows_seen is not None:
         windows_seen.add(sliding_window)
     query_THD, key_TGD, value_TGD = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    settings = AttentionSettings(scaling, dropout, sliding_window, grouped=query.shape[1] != key.shape[1])
+    settings = AttentionSettings(scaling, sliding_window, grouped=query.shape[1] != key.shape[1])
     suits = query.is_cuda and flash_suits(
-        torch.cuda.get_device_capability(query.device), query.dtype, query.shape[-1], value.shape[-1], dropout
+        torch.cuda.get_device_capability(query.device), query.dtype, query.shape[-1], value.shape[-1]
     )
     attend = by_flash if suits else by_boxes
     return attend(query_THD, key_TGD, value_TGD, packed_layout, settings)[None], None
@@ -91,15 +90,12 @@ class AttentionSettings:
     """The settings of a layer's attention."""
 
     scaling: float | None
-    dropout: float
     window: int | None
     grouped: bool
     """True if several query heads share one key head."""
 
 
-def flash_suits(
-    capability: tuple[int, int], dtype: torch.dtype, key_dim: int, value_dim: int, dropout: float
-) -> bool:
+def flash_suits(capability: tuple[int, int], dtype: torch.dtype, key_dim: int, value_dim: int) -> bool:
     """Returns True if torch's variable-length flash kernel takes such tensors on such an NVIDIA card."""
     return (
         torch.version.hip is None
@@ -108,7 +104,6 @@ def flash_suits(
         and dtype in (torch.float16, torch.bfloat16)
         and key_dim == value_dim <= 256
         and key_dim % 8 == 0
-        and dropout == 0.0
     )
 
 
@@ -141,7 +136,7 @@ def by_boxes(
 ) -> Tensor:
     """Computes attention as `by_flash` does, on any device and for any dtype: by the C kernel if all
     sequences are short, else box by box by torch's SDPA."""
-    if kernel_suits(query_THD, value_TGD, layout, settings.dropout):
+    if kernel_suits(query_THD, value_TGD, layout):
         scale = query_THD.shape[-1] ** -0.5 if settings.scaling is None else settings.scaling
         return by_kernel(query_THD, key_TGD, value_TGD, layout, settings.window, scale)
     boxed = layout.boxed
@@ -179,7 +174,6 @@ def _one_box(
         key,
         value,
         attn_mask=mask,
-        dropout_p=settings.dropout,
         is_causal=mask is None,
         scale=settings.scaling,
         enable_gqa=settings.grouped,
@@ -232,13 +226,11 @@ time from 128 to 512 keys, as long at 1024, and longer beyond: torch's kernel is
 which both multiply in float32, it is half."""
 
 
-def kernel_suits(query_THE: Tensor, value_TGE: Tensor, layout: PackedLayout, dropout: float) -> bool:
+def kernel_suits(query_THE: Tensor, value_TGE: Tensor, layout: PackedLayout) -> bool:
     """Returns True if the kernel can compute a row, and faster than torch."""
     return (
         layout.longest_sequence <= MOST_KEYS
         and value_TGE.shape[2] == query_THE.shape[2]
-        and dropout == 0
-        and not torch.is_autocast_enabled("cpu")
         and kernels().fits(query_THE)
     )
 

@@ -5,8 +5,8 @@ families/family.py (which families have such layers) -------^
                                                                   |
                                                                   v  all else: transformers' own forward
 
-Like `lora_patch`, single modules get another `forward`. Every call looks at what calls differ in: a cache, the
-number of tokens, or several adapters send it down transformers' path.
+Like `lora_patch`, single modules get another `forward`. Every call looks at what calls differ in: a cache,
+few tokens, or several adapters send it down transformers' path.
 """
 
 import logging
@@ -119,11 +119,9 @@ class _DenseForward:
         module = self._layer.self_attn
         name = module.config._attn_implementation
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(name, self._attend_eagerly)
-        dropout = module.attention_dropout if module.training else 0.0
         found, _ = attend(
-            module, queries, keys, values, mask, dropout=dropout, scaling=module.scaling, **self._window,
-            **others,
-        )  # fmt: skip
+            module, queries, keys, values, mask, scaling=module.scaling, **self._window, **others
+        )
         return found
 
     def _dense(self, hidden_BTD: Tensor) -> DenseLayer | None:

@@ -59,7 +59,7 @@ def head_logprobs(
     head: nn.Module,
     hidden_ND: Tensor,
     targets_N: Tensor,
-    temperature: float | Tensor = 1.0,
+    temperature: float = 1.0,
     *,
     top_p: float = 1.0,
     chunk_rows: int | None = None,
@@ -67,8 +67,8 @@ def head_logprobs(
     """Returns the log-probability of each target and the entropy around it, in float32 (float64 for a float64
     head).
 
-    `temperature` is above zero, one for all or one per token, and receives no gradient. `top_p` is the
-    sampler's: the distribution is that over the head's own nucleus (nucleus.py). `chunk_rows` replaces the
+    `temperature` is above zero. `top_p` is the sampler's: the distribution is that over the head's own nucleus
+    (nucleus.py). `chunk_rows` replaces the
     rows per chunk, not the result. The products run in the dtype of the head's weights, the softmax in
     float32. Autocast is not supported, and a head that is computed again must give the same logits twice: no
     active dropout.
@@ -78,29 +78,28 @@ def head_logprobs(
     tensor([-1.0986])
     """
     trained = [p for p in head.parameters() if p.requires_grad] if torch.is_grad_enabled() else []
-    inverse_N1 = _inverse(temperature, hidden_ND)
     if _is_matrix(head) and not trained:
         wanted = hidden_ND.requires_grad and torch.is_grad_enabled()
         rows = _chunk_rows(hidden_ND, head.out_features, chunk_rows)
         found = _FrozenHead.apply(
-            hidden_ND, head.weight, head.bias, targets_N, inverse_N1, top_p, wanted, rows
+            hidden_ND, head.weight, head.bias, targets_N, 1 / temperature, top_p, wanted, rows
         )
     else:
         rows = _chunk_rows(hidden_ND, _vocabulary(head, hidden_ND) * RECOMPUTED_BUFFERS, chunk_rows)
-        found = _RecomputedHead.apply(head, hidden_ND, targets_N, inverse_N1, top_p, rows, *trained)
+        found = _RecomputedHead.apply(head, hidden_ND, targets_N, 1 / temperature, top_p, rows, *trained)
     return TokenLogprobs(*found)
 
 
 def logits_logprobs(
     logits_NV: Tensor,
     targets_N: Tensor,
-    temperature: float | Tensor = 1.0,
+    temperature: float = 1.0,
     *,
     top_p: float = 1.0,
 ) -> TokenLogprobs:
     """Measures targets as `head_logprobs` does, from logits that exist already; autograd keeps the parts that
     it needs."""
-    return TokenLogprobs(*_measure(logits_NV, targets_N, _inverse(temperature, logits_NV), top_p))
+    return TokenLogprobs(*_measure(logits_NV, targets_N, 1 / temperature, top_p))
 
 
 class _FrozenHead(torch.autograd.Function):
@@ -113,7 +112,7 @@ class _FrozenHead(torch.autograd.Function):
         weight_VD: Tensor,
         bias_V: Tensor | None,
         targets_N: Tensor,
-        inverse_N1: Tensor | None,
+        inverse: float,
         top_p: float,
         wanted: bool,
         chunk_rows: int,
@@ -130,15 +129,14 @@ class _FrozenHead(torch.autograd.Function):
             _linear(inputs_CD, weight_VD, bias_V, out=logits_CV)
             for block in _slices(len(inputs_CD), softmax.rows):
                 at = slice(chunk.start + block.start, chunk.start + block.stop)
-                inverse_R1 = None if inverse_N1 is None else inverse_N1[at]
-                measured = softmax.measure(logits_CV[block], targets_N[at], inverse_R1)
+                measured = softmax.measure(logits_CV[block], targets_N[at], inverse)
                 logprobs_N[at], entropy_N[at] = measured.logprobs_R, measured.entropy_R
                 if wanted:
                     measured.store_slope(logits_CV[block], targets_N[at])
             if slopes_ND is not None:
                 torch.mm(logits_CV, weight_VD, out=slopes_ND[chunk])
-        ctx.save_for_backward(inverse_N1, slopes_ND)
-        ctx.hidden_dtype = hidden_ND.dtype
+        ctx.save_for_backward(slopes_ND)
+        ctx.inverse, ctx.hidden_dtype = inverse, hidden_ND.dtype
         ctx.mark_non_differentiable(entropy_N)
         return _nan_where_entropy_is(logprobs_N, entropy_N), entropy_N
 
@@ -147,9 +145,17 @@ class _FrozenHead(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, gradient_N: Tensor, _: Tensor
     ) -> tuple[Tensor | None, ...]:
-        inverse_N1, slopes_ND = ctx.saved_tensors
-        factor_N1 = gradient_N[:, None] if inverse_N1 is None else gradient_N[:, None] * inverse_N1
-        return (slopes_ND * factor_N1).to(ctx.hidden_dtype), None, None, None, None, None, None, None
+        (slopes_ND,) = ctx.saved_tensors
+        return (
+            (slopes_ND * (gradient_N[:, None] * ctx.inverse)).to(ctx.hidden_dtype),
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +193,11 @@ class _BlockSoftmax:
         self._exp_RV = weight_VD.new_empty(shape, dtype=exact)
         self._shifted_RV = self._exp_RV if self._in_place else torch.empty_like(self._exp_RV)
 
-    def measure(self, logits_RV: Tensor, targets_R: Tensor, inverse_R1: Tensor | None) -> _Block:
+    def measure(self, logits_RV: Tensor, targets_R: Tensor, inverse: float) -> _Block:
         """Measures a block of rows. Logits of the exact dtype are overwritten."""
         shifted_RV = logits_RV if self._in_place else self._shifted_RV[: len(logits_RV)].copy_(logits_RV)
-        if inverse_R1 is not None:
-            shifted_RV.mul_(inverse_R1)
+        if inverse != 1:
+            shifted_RV.mul_(inverse)
         if self._top_p < 1:
             shifted_RV.masked_fill_(outside_nucleus(shifted_RV, targets_R, self._top_p), FAR_BELOW)
         shifted_RV.sub_(shifted_RV.amax(-1, keepdim=True))
@@ -213,17 +219,16 @@ class _RecomputedHead(torch.autograd.Function):
         head: nn.Module,
         hidden_ND: Tensor,
         targets_N: Tensor,
-        inverse_N1: Tensor | None,
+        inverse: float,
         top_p: float,
         chunk_rows: int,
         *trained: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        ctx.head, ctx.top_p, ctx.chunk_rows = head, top_p, chunk_rows
-        ctx.save_for_backward(hidden_ND, targets_N, inverse_N1, *trained)
+        ctx.head, ctx.inverse, ctx.top_p, ctx.chunk_rows = head, inverse, top_p, chunk_rows
+        ctx.save_for_backward(hidden_ND, targets_N, *trained)
         found: list[tuple[Tensor, Tensor]] = []
         for at in _slices(len(hidden_ND), chunk_rows):
-            inverse_C1 = None if inverse_N1 is None else inverse_N1[at]
-            found.append(_measure(head(hidden_ND[at]), targets_N[at], inverse_C1, top_p))
+            found.append(_measure(head(hidden_ND[at]), targets_N[at], inverse, top_p))
         empty = hidden_ND.new_empty(0, dtype=_exact(hidden_ND.dtype))
         logprobs, entropies = zip(*found, strict=True) if found else ((empty,), (empty,))
         entropy_N = torch.cat(entropies)
@@ -235,14 +240,13 @@ class _RecomputedHead(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, gradient_N: Tensor, _: Tensor
     ) -> tuple[Tensor | None, ...]:
-        hidden_ND, targets_N, inverse_N1, *trained = ctx.saved_tensors
+        hidden_ND, targets_N, *trained = ctx.saved_tensors
         hidden_gradient_ND = torch.zeros_like(hidden_ND)
         sums = [torch.zeros_like(p, dtype=_exact(p.dtype)) for p in trained]
         for at in _slices(len(hidden_ND), ctx.chunk_rows):
             with torch.enable_grad():
                 hidden_CD = hidden_ND[at].detach().requires_grad_()
-                inverse_C1 = None if inverse_N1 is None else inverse_N1[at]
-                logprobs_C, _ = _measure(ctx.head(hidden_CD), targets_N[at], inverse_C1, ctx.top_p)
+                logprobs_C, _ = _measure(ctx.head(hidden_CD), targets_N[at], ctx.inverse, ctx.top_p)
             found = torch.autograd.grad(logprobs_C, (hidden_CD, *trained), gradient_N[at], allow_unused=True)
             hidden_gradient_ND[at] = found[0]
             for total, part in zip(sums, found[1:], strict=True):
@@ -252,13 +256,11 @@ class _RecomputedHead(torch.autograd.Function):
         return None, hidden_gradient_ND, None, None, None, None, *gradients_of_trained
 
 
-def _measure(
-    logits_NV: Tensor, targets_N: Tensor, inverse_N1: Tensor | None, top_p: float
-) -> tuple[Tensor, Tensor]:
+def _measure(logits_NV: Tensor, targets_N: Tensor, inverse: float, top_p: float) -> tuple[Tensor, Tensor]:
     """Returns (log-probabilities, entropies) by plain operations; autograd follows those of the first."""
     logits_NV = logits_NV.to(_exact(logits_NV.dtype))
-    if inverse_N1 is not None:
-        logits_NV = logits_NV * inverse_N1
+    if inverse != 1:
+        logits_NV = logits_NV * inverse
     if top_p < 1:
         logits_NV = logits_NV.masked_fill(outside_nucleus(logits_NV, targets_N, top_p), FAR_BELOW)
     all_NV = logits_NV.log_softmax(-1)
@@ -288,16 +290,6 @@ def _linear(inputs_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, out: Te
 def _exact(dtype: torch.dtype) -> torch.dtype:
     """Returns the dtype of softmax and sums."""
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _inverse(temperature: float | Tensor, like: Tensor) -> Tensor | None:
-    """Returns 1 / temperature per row, shape [N, 1]. None: there is nothing to scale."""
-    exact = _exact(like.dtype)
-    if isinstance(temperature, Tensor):
-        return temperature.detach().to(like.device, exact).expand(len(like))[:, None].reciprocal()
-    if temperature == 1.0:
-        return None
-    return torch.full((len(like), 1), 1.0 / temperature, dtype=exact, device=like.device)
 
 
 def _budget(tensor: Tensor) -> LogitsBudget:

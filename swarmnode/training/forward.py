@@ -272,7 +272,7 @@ def _as_set(config: TrainingConfig, device: torch.device) -> TokenBudget:
 def completion_logprobs(
     model: Any,
     batch: MicroBatch,
-    temperature: float | Tensor = 1.0,
+    temperature: float = 1.0,
     *,
     head: nn.Module | None,
     top_p: float = 1.0,
@@ -280,7 +280,7 @@ def completion_logprobs(
     """Log-probabilities of the N completion tokens of a batch and the entropies there, float32, in its order.
 
     `model` is a causal LM of transformers, with or without injected LoRA layers. `temperature` is the one the
-    tokens were sampled with, for all or per token [N], and so is `top_p`. With a `head` (see `head_of`) only
+    tokens were sampled with, and so is `top_p`. With a `head` (see `head_of`) only
     positions that predict completion tokens pass it, in chunks; without, the model's own forward builds the
     whole [B, T, vocabulary].
     """

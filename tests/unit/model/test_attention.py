@@ -412,7 +412,7 @@ def test_sdpa_in_boxes_and_the_flash_kernel_agree(
     """There is no C kernel for float64."""
     torch.manual_seed(0)
     layout = packed_layout(LENGTHS, CPU, prompts)
-    settings = AttentionSettings(0.3, 0.0, window, grouped=key_heads < 4)
+    settings = AttentionSettings(0.3, window, grouped=key_heads < 4)
     shapes = [(sum(LENGTHS), heads, 8) for heads in (4, key_heads, key_heads)]
     given_ones = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
     boxes = by_boxes(*given_ones, layout, settings)
@@ -432,26 +432,25 @@ def test_torchs_kernel_takes_the_arguments_that_it_is_given(prompts: list[int | 
     query = torch.empty(53, 4, 64, dtype=torch.bfloat16, device=meta)
     key = torch.empty(53, 2, 64, dtype=torch.bfloat16, device=meta)
     layout = packed_layout([50, 3], meta, prompts)
-    settings = AttentionSettings(0.3, 0.0, 16, grouped=True)
+    settings = AttentionSettings(0.3, 16, grouped=True)
     assert by_flash(query, key, key, layout, settings, kernel=varlen_attn).shape == query.shape
 
 
 def test_the_flash_kernel_is_asked_only_for_what_it_can_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cuda, "is_flash_attention_available", lambda: True)
     ampere, half = (8, 0), torch.bfloat16
-    assert flash_suits(ampere, half, 64, 64, 0.0)
-    assert not flash_suits((7, 5), half, 64, 64, 0.0), "Turing"
-    assert not flash_suits(ampere, torch.float32, 64, 64, 0.0)
-    assert not flash_suits(ampere, half, 192, 128, 0.0), "values narrower than keys"
-    assert not flash_suits(ampere, half, 512, 512, 0.0)
-    assert not flash_suits(ampere, half, 64, 64, 0.1), "dropout"
+    assert flash_suits(ampere, half, 64, 64)
+    assert not flash_suits((7, 5), half, 64, 64), "Turing"
+    assert not flash_suits(ampere, torch.float32, 64, 64)
+    assert not flash_suits(ampere, half, 192, 128), "values narrower than keys"
+    assert not flash_suits(ampere, half, 512, 512)
 
 
 def gradients_of(query: Tensor, key: Tensor, value: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Output and gradients of a packed row with shared prompts, computed in `dtype`, as float64."""
     given_ones = [tensor.to(dtype).requires_grad_() for tensor in (query, key, value)]
     layout = packed_layout(LENGTHS, CPU, TWO_GROUPS)
-    found = by_boxes(*given_ones, layout, AttentionSettings(None, 0.0, None, grouped=True))
+    found = by_boxes(*given_ones, layout, AttentionSettings(None, None, grouped=True))
     towards = torch.linspace(-1, 1, found.numel()).view_as(found).to(dtype)
     return tuple(one.double() for one in (found, *torch.autograd.grad(found, given_ones, towards)))
 

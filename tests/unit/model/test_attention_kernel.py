@@ -53,7 +53,7 @@ def row_of(
 
 def exactly(layout: PackedLayout, window: int | None, scale: float, grouped: bool) -> Attend:
     """The definition."""
-    asked = AttentionSettings(scale, 0.0, window, grouped)
+    asked = AttentionSettings(scale, window, grouped)
     return lambda *row: by_flash(*row, layout, asked, kernel=flash_by_hand)
 
 
@@ -137,7 +137,7 @@ def test_the_longest_sequences_are_as_exact_as_short_ones(window: int | None) ->
 def test_the_attention_of_a_model_is_the_one_of_torch(prompts: list[int | None], window: int | None) -> None:
     """Asked for in the same way, by the kernel and by SDPA."""
     layout = packed_layout(MIXED, CPU, prompts)
-    asked = AttentionSettings(None, 0.0, window, grouped=True)
+    asked = AttentionSettings(None, window, grouped=True)
     row = row_of(sum(MIXED), 4, 2, 16)
     by_ours = with_gradients(lambda *row: by_boxes(*row, layout, asked), row)
     with compiler.turned_off():
@@ -163,23 +163,19 @@ def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
 def test_only_what_the_kernel_does_sooner_than_torch_is_left_to_it(
     kernel_calls: list[torch.dtype],
 ) -> None:
-    def calls_of(
-        dtype: torch.dtype, longest: int = 40, dropout: float = 0.0, value_size: int = 8
-    ) -> list[torch.dtype]:
+    def calls_of(dtype: torch.dtype, longest: int = 40, value_size: int = 8) -> list[torch.dtype]:
         kernel_calls.clear()
         query, key, value = row_of(longest + 2, 2, 1, 8, dtype)
         value = value[..., :1].expand(-1, -1, value_size).contiguous()
         layout = packed_layout([longest - 1, 1, 2], CPU, [None, 0, None])
-        assert by_boxes(query, key, value, layout, AttentionSettings(None, dropout, None, True)).numel()
+        assert by_boxes(query, key, value, layout, AttentionSettings(None, None, True)).numel()
         return kernel_calls
 
     single, half = torch.float32, torch.bfloat16
     assert calls_of(single) == calls_of(single, MOST_KEYS) == [single]
     assert calls_of(single, MOST_KEYS + 1) == []
-    assert calls_of(single, dropout=0.5) == calls_of(single, value_size=4) == calls_of(torch.float64) == []
+    assert calls_of(single, value_size=4) == calls_of(torch.float64) == []
     assert calls_of(half) == [half]
-    with torch.autocast("cpu", half):
-        assert calls_of(single) == []
     with compiler.turned_off():
         assert calls_of(single) == []
 

@@ -26,7 +26,7 @@ def together(samples: list[TrainingSample]) -> MicroBatch:
     return batch
 
 
-def measured(policy: Policy, batch: MicroBatch, temperature: float | Tensor = 1.0) -> TokenLogprobs:
+def measured(policy: Policy, batch: MicroBatch, temperature: float = 1.0) -> TokenLogprobs:
     return completion_logprobs(policy.model, batch, temperature, head=head_of(policy.model))
 
 
@@ -84,16 +84,6 @@ def test_temperature_is_the_one_of_sampling(nudged: Policy) -> None:
     found, expected = measured(nudged, together(MIXED[:1]), 0.5), whole_forward(nudged.model, MIXED[0], 0.5)
     torch.testing.assert_close(found.logprobs_N, expected.logprobs_N, atol=1e-5, rtol=0)
     torch.testing.assert_close(found.entropy_N, expected.entropy_N, atol=1e-5, rtol=0)
-
-
-def test_tokens_may_have_been_sampled_at_different_temperatures(nudged: Policy) -> None:
-    batch = together(MIXED)
-    temperatures = [0.5, 1.0, 2.0]
-    per_token_N = torch.tensor(temperatures).repeat_interleave(torch.tensor(batch.completion_lengths))
-    found = measured(nudged, batch, per_token_N).logprobs_N.split(batch.completion_lengths)
-    for one, temperature, row in zip(batch.samples, temperatures, found, strict=True):
-        expected = whole_forward(nudged.model, one, temperature).logprobs_N
-        torch.testing.assert_close(row, expected, atol=1e-5, rtol=0)
 
 
 def test_the_adapter_gets_the_gradient_of_a_plain_forward_pass(nudged: Policy) -> None:

@@ -48,7 +48,7 @@ def batch_logprobs(
     stage: StageModel,
     hidden_BTD: Tensor,
     batch: MicroBatch,
-    temperature: float | Tensor = 1.0,
+    temperature: float = 1.0,
     *,
     top_p: float = 1.0,
 ) -> TokenLogprobs:
