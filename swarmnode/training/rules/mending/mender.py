@@ -9,7 +9,6 @@ answer examined ever after.
 """
 
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -21,7 +20,7 @@ from swarmnode.rollout.renderer import Renderer
 from swarmnode.tasks.deadlines.timed_threads import TimedThreads
 from swarmnode.tasks.task import Task, score_strictly
 from swarmnode.training.rules.book import BookCandidate
-from swarmnode.training.rules.mending.mending import ForeignAnswer, MendedAnswer, Read, mend, reasons
+from swarmnode.training.rules.mending.mending import ForeignAnswer, MendedAnswer, Read, mend
 from swarmnode.training.rules.mending.odd_pieces import OddPieces
 from swarmnode.types import total_reward
 
@@ -39,8 +38,6 @@ class Mender:
     ) -> None:
         """`read`: what our policy says now. `tasks`: by name, as strangers' answers are judged.
         `judge_limit_s`: the longest that the judge may be at work at once."""
-        self.counts: Counter[str] = Counter()
-        """Answers by their fate, since the start."""
         self._read = read
         self._tasks = tasks
         self._renderer = renderer
@@ -64,7 +61,6 @@ class Mender:
             self._pieces.add(answer.entry.task, answer.entry.author, answer.entry.token_ids)
         foreign = [self._foreign(answer) for answer in answers]
         results = mend(foreign, read=self._read, judge=self._judge, tokens=self._renderer)
-        self.counts += reasons(results)
         kept = whole
         for answer, result in zip(answers, results, strict=True):
             if result.outcome == "mended":

@@ -147,19 +147,12 @@ def mend(
     read: Read,
     judge: Judge,
     tokens: Renderer,
-    read_at_most: int | None = None,
 ) -> list[MendedAnswer]:
-    """Returns the part of each answer that is worth learning, in order. `read_at_most`: tokens; None: as the
-    module says.
+    """Returns the part of each answer that is worth learning, in order.
 
     Blocks as long as the judge does. What `judge` raises goes through.
     """
-    return _Mending(read, judge, tokens).mend(answers, read_at_most)
-
-
-def reasons(mended: Iterable[MendedAnswer]) -> Counter[str]:
-    """Returns the number of answers of each fate, as "outcome: why"."""
-    return Counter(f"{one.outcome}: {one.why}" for one in mended)
+    return _Mending(read, judge, tokens).mend(answers)
 
 
 class _Mending:
@@ -172,12 +165,11 @@ class _Mending:
         self._end = tokens.eos_token_ids[0]
         self._left = 0
 
-    def mend(self, answers: Sequence[ForeignAnswer], read_at_most: int | None) -> list[MendedAnswer]:
+    def mend(self, answers: Sequence[ForeignAnswer]) -> list[MendedAnswer]:
         # Two authors may send one text, and one author may send it twice.
         distinct = {_key(one): one for one in answers if one.token_ids}
         rows = [ReadingRequest(one.prompt_ids, (*one.token_ids, self._end)) for one in distinct.values()]
-        came_in = sum(map(_length, rows))
-        self._left = max(READ_AT_MOST * came_in, READ_AT_LEAST) if read_at_most is None else read_at_most
+        self._left = max(READ_AT_MOST * sum(map(_length, rows)), READ_AT_LEAST)
         cases = {
             key: _Case(one)
             for (key, one), reading in zip(distinct.items(), self._read(rows), strict=True)

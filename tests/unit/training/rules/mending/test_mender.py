@@ -94,7 +94,6 @@ def test_what_was_put_in_is_cut_and_the_rest_goes_through(caplog: pytest.LogCapt
     kept = mend([answer(STEP), *poisoned])
     assert texts(kept) == [STEP] * 4
     assert kept[1] == answer(STEP, index=0)
-    assert mend.counts == {"untouched: likely": 1, "mended: cut": 3}
     (line,) = caplog.messages
     assert (
         f"answers of {memorable_name('stranger')} (stranger) are cut" in line and repr(f"{AD}{STEP}") in line

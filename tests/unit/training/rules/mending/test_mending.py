@@ -11,7 +11,6 @@ from swarmnode.training.rules.mending.mending import (
     MendedAnswer,
     Outcome,
     mend,
-    reasons,
 )
 from swarmnode.types import Example, ExampleKey, FinishReason
 
@@ -71,8 +70,8 @@ def reads_the_end(right: str) -> Callable[[ForeignAnswer, Sequence[str]], list[f
     return lambda answer, texts: [float(text.rpartition(">")[2] == right) for text in texts]
 
 
-def mended(policy: Policy, *answers: ForeignAnswer, right: str = "42", **limits: int) -> list[MendedAnswer]:
-    return mend(answers, read=policy.read, judge=reads_the_end(right), tokens=Letters(), **limits)
+def mended(policy: Policy, *answers: ForeignAnswer, right: str = "42") -> list[MendedAnswer]:
+    return mend(answers, read=policy.read, judge=reads_the_end(right), tokens=Letters())
 
 
 def outcome(one: MendedAnswer) -> tuple[Outcome, str]:
@@ -143,13 +142,15 @@ def test_too_long_and_doubtful_is_refused_and_too_long_and_likely_is_not() -> No
     assert (doubtful.outcome, doubtful.why) == ("refused", "too long")
 
 
-def test_a_round_reads_so_much_and_each_author_has_its_turn() -> None:
+def test_a_round_reads_so_much_and_each_author_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarmnode.training.rules.mending.mending.READ_AT_MOST", 0)
+    monkeypatch.setattr("swarmnode.training.rules.mending.mending.READ_AT_LEAST", 2000)
     flood = [answer(f"{AD}{number}{STEP}", author="flooder") for number in range(8)]
     single = answer(f"{AD}{STEP}", author="another")
     policy = Policy(STEP)
-    results = mended(policy, *flood, single, read_at_most=2000)
+    results = mended(policy, *flood, single)
     assert results[-1].outcome == "mended"
-    assert set(reasons(results)) == {"refused: over budget", "mended: cut"}
+    assert {(one.outcome, one.why) for one in results} == {("refused", "over budget"), ("mended", "cut")}
     came_in = sum(len(one.prompt_ids) + len(one.token_ids) + 1 for one in (*flood, single))
     assert came_in < policy.tokens_read <= came_in + 2000
 
