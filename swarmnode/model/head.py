@@ -67,11 +67,10 @@ def head_logprobs(
     """Returns the log-probability of each target and the entropy around it, in float32 (float64 for a float64
     head).
 
-    `temperature` is above zero. `top_p` is the sampler's: the distribution is that over the head's own nucleus
-    (nucleus.py). `chunk_rows` replaces the
-    rows per chunk, not the result. The products run in the dtype of the head's weights, the softmax in
-    float32. Autocast is not supported, and a head that is computed again must give the same logits twice: no
-    active dropout.
+    `temperature` is above zero. `top_p` is the sampler's: the distribution is that over the head's own
+    nucleus (nucleus.py). `chunk_rows` replaces the rows per chunk, not the result. The products run in the
+    dtype of the head's weights, the softmax in float32. Autocast is not supported, and a head that is
+    computed again must give the same logits twice: no active dropout.
 
     >>> head = nn.Linear(2, 3, bias=False).requires_grad_(False)
     >>> head_logprobs(head, torch.zeros(1, 2), torch.tensor([0])).logprobs_N

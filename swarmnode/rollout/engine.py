@@ -17,12 +17,12 @@ from typing import Any, Literal, Protocol
 from swarmnode.errors import EngineError
 from swarmnode.types import FinishReason, Span, Stretch, check_given, check_spans
 
-InFlight = Literal["pin", "keep", "recompute", "abort"]
+InFlight = Literal["keep", "recompute", "abort"]
 """Treatment of requests in flight at a change of policy.
 
-pin: they end on the version they began with, next to new ones on the new version. keep: they go on under the
-new version with the keys and values they have (stale; nothing is recomputed). recompute: they go on under the
-new version, keys and values computed again. abort: they are returned with their tokens so far.
+keep: they go on under the new version with the keys and values they have (stale; nothing is recomputed).
+recompute: they go on under the new version, keys and values computed again. abort: they are returned with
+their tokens so far.
 """
 
 BASE_VERSION = -1
@@ -280,8 +280,8 @@ class Engine(Protocol):
         `inflight` concerns running requests without a version of their own; waiting ones simply start on the
         new policy. Requests with a version stay on it, in every mode. Keys and values of an earlier policy
         are never used for the new one except in mode "keep", whatever the version numbers are. Raises
-        EngineError, with everything as before, for an adapter that does not fit the model and for a mode that
-        cannot be had (see `capabilities`; "pin" with `max_versions` live already).
+        EngineError, with everything as before, for an adapter that does not fit the model, for a mode that
+        cannot be had, and for one version more than `max_versions` (see `capabilities`).
         """
         ...
 

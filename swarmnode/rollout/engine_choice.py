@@ -26,7 +26,7 @@ from swarmnode.rollout.shared_engine import versions_needed
 logger = logging.getLogger(__name__)
 
 ONE_POLICY_VERSIONS = 4
-"""Live versions that one policy needs: the newest, and those that requests in flight are pinned to."""
+"""Live versions that one policy needs: the newest, and those that guests ask for."""
 
 
 class EngineChoice(NamedTuple):

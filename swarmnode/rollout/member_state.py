@@ -8,7 +8,6 @@ from swarmnode.errors import EngineError
 from swarmnode.rollout.engine import (
     BASE_VERSION,
     EngineStats,
-    InFlight,
     Output,
     PolicyUpdate,
     Request,
@@ -137,12 +136,6 @@ class MemberState:
             rows.append(row)
         return rows
 
-    def pin_followers(self) -> None:
-        """Records that the followers stay on the policy that they have, as the engine has it too."""
-        for row in self.followers:
-            if row.serial is None:
-                self.rows[row.name] = replace(row, serial=self.newest)
-
     def left(self, row: MemberRow, output: Output) -> Output:
         """Removes a row that left the engine. Returns its output in the member's terms."""
         del self.rows[row.name]
@@ -220,18 +213,14 @@ class MemberState:
             raise EngineError(f"policy {version} is not live", hint=f"live are {live}")
         return serial
 
-    def check_versions(self, new_version: int, inflight: InFlight, most: int) -> None:
+    def check_versions(self, new_version: int, most: int) -> None:
         """Raises EngineError unless there is room for a new version beside those that stay."""
-        running = {
-            self.newest if row.serial is None else row.serial
-            for row in self.rows.values()
-            if inflight == "pin" or row.request.version is not None
-        }
+        running = {row.serial for row in self.rows.values() if row.request.version is not None}
         live = len((running | self._asked_for(new_version)) - {BASE_VERSION}) + 1
         if live > most:
             raise EngineError(
                 f"{live} policy versions would be live, each policy of this shared engine has {most}",
-                hint='let the oldest requests end first, or update with "recompute"',
+                hint="let the oldest requests end first",
             )
 
     def adopt(self, known: PolicyUpdate, version: int) -> None:

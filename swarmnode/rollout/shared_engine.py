@@ -41,7 +41,7 @@ from swarmnode.rollout.fair_lock import FairLock
 from swarmnode.rollout.member_state import FIRST_SERIAL, MemberRow, MemberState, fair_shares
 from swarmnode.token_bucket import TokenBucket
 
-MODES: frozenset[InFlight] = frozenset({"pin", "recompute", "abort"})
+MODES: frozenset[InFlight] = frozenset({"recompute", "abort"})
 """Modes of an update of one of several policies. Not "keep": a request that names its version stays on it,
 and there every request names one."""
 
@@ -70,22 +70,21 @@ Progress = tuple[Sequence[Output], Sequence[Request]]
 
 
 def versions_needed(members: int) -> int:
-    """Returns the live versions that an engine needs for `members` members which may each pin one beside its
-    newest, and for guests.
+    """Returns the live versions that an engine needs: the newest of each of `members` members, and guests'.
 
     One more than they use: an update is loaded before the version it replaces is released.
 
     >>> versions_needed(3)
-    9
+    6
     """
-    return 2 * members + 1 + GUEST_VERSIONS
+    return members + 1 + GUEST_VERSIONS
 
 
 class SharedEngine:
     """Gives out one `Engine` per policy over a single one, which nobody else may use, and any number to
     guests.
 
-    >>> shared = SharedEngine(EmbeddedEngine(model, eos, max_versions=7), members=2)    # doctest: +SKIP
+    >>> shared = SharedEngine(EmbeddedEngine(model, eos, max_versions=5), members=2)    # doctest: +SKIP
     >>> first, second = shared.member("policy-0"), shared.member("policy-1")            # doctest: +SKIP
     >>> people = shared.guest("people", of="policy-0")                                  # doctest: +SKIP
     """
@@ -98,16 +97,14 @@ class SharedEngine:
         self.guest_versions = max(0, min(spare, GUEST_VERSIONS))
         """Versions that rows of guests may keep live beside the newest ones."""
         versions = (limits.max_versions - several - self.guest_versions) // members
-        if several and ("pin" not in limits.inflight or versions < 1):
+        if several and versions < 1:
             raise EngineError(
                 f"the {limits.name} engine keeps {limits.max_versions} policy versions live, "
                 f"{members} policies on one engine need {members + 1} at least",
                 hint="run each policy in a process of its own, or try another --engine",
             )
-        modes = limits.inflight & (MODES if versions > 1 else MODES - {"pin"})
-        self.capabilities = replace(
-            limits, inflight=modes if several else limits.inflight, max_versions=versions
-        )
+        modes = limits.inflight & MODES if several else limits.inflight
+        self.capabilities = replace(limits, inflight=modes, max_versions=versions)
         self.steps = 0
         """Steps of the engine below, failed ones included."""
         self.engine = engine
@@ -446,8 +443,6 @@ class SharedMember:
         below = shared.engine.set_policy(update, inflight)
         outputs = [shared.leave(member, output) for output in below]
         member.release(outputs)
-        if inflight == "pin":
-            member.pin_followers()
         member.adopt(update, update.version)
         member.forget_unused()
         return outputs
@@ -459,7 +454,7 @@ class SharedMember:
                 f"the {can.name} engine cannot {inflight} requests in flight",
                 hint=f"it can {', '.join(sorted(can.inflight))} them",
             )
-        self._member.check_versions(update.version, inflight, can.max_versions)
+        self._member.check_versions(update.version, can.max_versions)
 
     def load(self, update: PolicyUpdate) -> None:
         raise EngineError(f"policy {update.version} is not live", hint="only a guest asks for older ones")

@@ -111,7 +111,7 @@ class FakeEngine:
         self.closed = False
         self.capabilities = Capabilities(
             name=name,
-            inflight=frozenset({"pin", "keep", "recompute", "abort"}),
+            inflight=frozenset({"keep", "recompute", "abort"}),
             max_versions=max_versions,
             max_running=max_slots,
             max_length=max_length,
@@ -155,7 +155,7 @@ class FakeEngine:
 
     def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> Sequence[Output]:
         followers = [running for running in self._running if running.request.version is None]
-        stay = self._running if inflight == "pin" else [r for r in self._running if r not in followers]
+        stay = [running for running in self._running if running not in followers]
         waiting = {request.version for request in self._queue.waiting}
         live = {update.version, *(running.version for running in stay), *waiting} - {None, BASE_VERSION}
         if len(live) > self.capabilities.max_versions:
@@ -163,7 +163,7 @@ class FakeEngine:
         aborted: Sequence[Output] = ()
         if inflight == "abort":
             aborted = self.abort([running.request.request_id for running in followers])
-        elif inflight != "pin":
+        else:
             for running in followers:
                 running.version, running.stale = update.version, inflight == "keep"
                 if inflight == "recompute":

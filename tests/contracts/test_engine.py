@@ -781,22 +781,6 @@ def test_one_version_number_with_other_tensors_is_another_policy(
 # Updates while requests are in flight
 
 
-def test_pinned_requests_end_on_their_version_beside_new_ones(model: PreTrainedModel, engine: Engine) -> None:
-    can(engine, "pin")
-    first, second = lora(model, 1, version=1), lora(model, 2, version=2)
-    questions = prompts(6)
-    engine.set_policy(first[1])
-    walk(engine, [free(p, i, seed=i) for i, p in enumerate(questions[:3])], 5)
-    assert list(engine.set_policy(second[1], "pin")) == []
-    assert engine.stats().live_versions == (1, 2)
-    outputs = run(engine, [free(p, i + 3, seed=i) for i, p in enumerate(questions[3:])])
-    for i, prompt in enumerate(questions):
-        output = outputs[str(i)]
-        assert output.spans == (Span(1 if i < 3 else 2, 0, 16),)
-        assert_segments(output, prompt, {1: first[0], 2: second[0]})
-    assert engine.stats().live_versions == (2,)
-
-
 def test_recomputed_requests_go_on_as_if_the_new_policy_had_read_everything(
     model: PreTrainedModel, engine: Engine
 ) -> None:
@@ -898,7 +882,6 @@ def test_one_batch_serves_the_base_and_policies(model: PreTrainedModel, engine: 
     questions = prompts(6)
     requests = [free(p, i, seed=i, version=(None, BASE_VERSION, 7)[i % 3]) for i, p in enumerate(questions)]
     walk(engine, requests, 3)
-    engine.set_policy(lora(model, 5, version=9)[1], "pin")
     outputs = run(engine)
     for i, prompt in enumerate(questions):
         assert_segments(outputs[str(i)], prompt, {7: wrapped, BASE_VERSION: model})
@@ -928,17 +911,17 @@ def test_an_engine_of_one_policy_has_the_base_only_while_it_is_the_newest(
 def test_more_versions_than_fit_are_refused_and_everything_stays(
     model: PreTrainedModel, engine: Engine
 ) -> None:
-    can(engine, "pin")
+    serves_several_versions(engine)
     most = engine.capabilities.max_versions
     prompt = prompts(1)[0]
     policies = {0: model}
     for version in range(1, most):
-        walk(engine, [free(prompt, version - 1)], 1)
+        walk(engine, [free(prompt, version - 1, version=version - 1)], 1)
         policies[version], update = lora(model, version, version)
-        engine.set_policy(update, "pin")
-    walk(engine, [free(prompt, most - 1)], 1)
+        engine.set_policy(update)
+    walk(engine, [free(prompt, most - 1, version=most - 1)], 1)
     with pytest.raises(EngineError):
-        engine.set_policy(lora(model, most, most)[1], "pin")
+        engine.set_policy(lora(model, most, most)[1])
     assert engine.policy_version == most - 1
     assert engine.stats().live_versions == tuple(range(most))
     for name, output in run(engine).items():
@@ -947,7 +930,7 @@ def test_more_versions_than_fit_are_refused_and_everything_stays(
 
 
 def test_a_mode_that_cannot_be_had_is_refused_and_everything_stays(bookkeeper: Engine) -> None:
-    refused = {"pin", "keep", "recompute", "abort"} - bookkeeper.capabilities.inflight
+    refused = {"keep", "recompute", "abort"} - bookkeeper.capabilities.inflight
     walk(bookkeeper, [ask((5,))], 2)
     for mode in refused:
         with pytest.raises(EngineError):

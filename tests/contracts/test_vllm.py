@@ -390,10 +390,10 @@ def test_a_pinned_row_survives_every_mode_of_an_update(lora_engine, base):
     first = policy(base, 1)
     lora_engine.set_policy(first)
     lora_engine.submit([ask("pinned", 40, version=1), ask("follows", 40)])
-    for version, mode in enumerate(("keep", "recompute", "pin"), start=2):
+    for version, mode in enumerate(("keep", "recompute"), start=2):
         steps(lora_engine, 3)
         lora_engine.set_policy(policy(base, version), mode)
-    assert lora_engine.stats().live_versions == (1, 3, 4)
+    assert lora_engine.stats().live_versions == (1, 3)
     done = finish(lora_engine)
     assert distance(done["pinned"], changed(base, first)) < 1e-5
     assert len(done["pinned"].spans) == 1
@@ -412,8 +412,6 @@ def test_merged_weights_hold_one_policy_and_say_so(merged_engine, base):
     merged_engine.submit([ask("pinned", version=1)])
     with pytest.raises(EngineError, match="2 policy versions would be live"):
         merged_engine.set_policy(policy(base, 2))
-    with pytest.raises(EngineError, match="cannot pin"):
-        merged_engine.set_policy(policy(base, 2), "pin")
     assert merged_engine.policy_version == 1
     assert distance(finish(merged_engine)["pinned"], changed(base, policy(base, 1))) < 1e-5
 

@@ -28,7 +28,6 @@ from swarmnode.extensions.vllm.starting import (
 from swarmnode.extensions.vllm.vllm_driver import Delta, DriverSettings, EngineDtype
 from swarmnode.extensions.vllm.vllm_limits import (
     refuse_base,
-    refuse_mode,
     refuse_model,
     refuse_temperatures,
     refuse_versions,
@@ -92,8 +91,8 @@ class VllmEngine:
             max_length=longest_sequence(base) if max_length is None else max_length,
             lora_modules=() if merged else lora_modules(base),
             lora_rank=lora_rank,
-            # Followers on each version, and next to them requests that asked for it.
-            lora_slots=2 * max_versions,
+            # Followers on the newest version, and next to them requests that asked for one.
+            lora_slots=max_versions + 1,
             kv_bytes=kv_bytes,
             card=None if on_cpu else card,
         )
@@ -144,7 +143,7 @@ class VllmEngine:
 
     def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> Sequence[Output]:
         policy = self._policies.check(update)
-        self._refuse(policy, inflight)
+        self._refuse(policy)
         self._wake()
         aborted: Sequence[Output] = ()
         with self._counters.swap(), self._driver.standstill() as deltas:
@@ -156,7 +155,7 @@ class VllmEngine:
             elif inflight == "keep":
                 # Without a token yet, there is nothing to keep: the prompt is computed under the new policy.
                 self._restart(lambda row: row.follows and not row.tokens)
-            self._policies.adopt(policy, self._asked(), move_followers=inflight == "keep")
+            self._policies.adopt(policy, self._asked())
             if inflight == "keep":
                 self._move_followers(policy)
         return aborted
@@ -296,10 +295,9 @@ class VllmEngine:
         if not self._policies.has_base(self._policies.newest):
             refuse_base(request.version for request in requests)
 
-    def _refuse(self, policy: LoadedPolicy, inflight: InFlight) -> None:
+    def _refuse(self, policy: LoadedPolicy) -> None:
         rows = self._running.values()
-        refuse_mode(inflight, self.capabilities, self._policies.can_pin())
         if not self._policies.has_base(policy):
             refuse_base(request.version for request in (*(row.request for row in rows), *self._queue.waiting))
-        staying = [row.policy for row in rows if inflight == "pin" or not row.follows]
+        staying = [row.policy for row in rows if not row.follows]
         refuse_versions(staying, self._asked(), policy.version, self.capabilities.max_versions)

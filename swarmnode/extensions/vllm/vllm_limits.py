@@ -12,7 +12,7 @@ from swarmnode.errors import EngineError, RequestRefused
 from swarmnode.extensions.vllm.vllm_driver import head_size
 from swarmnode.extensions.vllm.vllm_policies import LoadedPolicy, linear_weights
 from swarmnode.families.family import USE_AUTO
-from swarmnode.rollout.engine import BASE_VERSION, Capabilities, InFlight, Request
+from swarmnode.rollout.engine import BASE_VERSION, Request
 
 TEMPERATURES = (0.01, 2.0)
 """Temperatures, besides 0, that vLLM samples at. It silently raises colder ones and refuses hotter ones."""
@@ -60,17 +60,6 @@ def refuse_base(versions: Iterable[int | None]) -> None:
         raise EngineError(
             "the base is not live while a policy is merged into it", hint='start vLLM with weights="lora"'
         )
-
-
-def refuse_mode(inflight: InFlight, capabilities: Capabilities, can_pin: bool) -> None:
-    """Raises EngineError for a mode that is not available, at all or now."""
-    if inflight not in capabilities.inflight:
-        raise EngineError(
-            f"vLLM with merged weights cannot {inflight} requests at an update",
-            hint=f"it can {', '.join(sorted(capabilities.inflight))}",
-        )
-    if inflight == "pin" and not can_pin:
-        raise EngineError("vLLM has no place for another adapter beside those in use", hint='use "keep"')
 
 
 def refuse_versions(staying: Iterable[LoadedPolicy], asked: Collection[int], new: int, most: int) -> None:

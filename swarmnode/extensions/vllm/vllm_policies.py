@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from swarmnode.errors import EngineError
 from swarmnode.extensions.vllm.vllm_driver import Driver
 from swarmnode.rollout.decode.adapters.adapter import PEFT_PREFIX, LoraPair, lora_pairs, merged_weight
-from swarmnode.rollout.engine import BASE_VERSION, InFlight, PolicyUpdate
+from swarmnode.rollout.engine import BASE_VERSION, PolicyUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,6 @@ class Lane:
 
 class LoraPolicies:
     """Policies held as adapters. At most `max_versions` are live."""
-
-    inflight: frozenset[InFlight] = frozenset({"pin", "keep", "recompute", "abort"})
-    """Modes of an update that this way of holding policies allows."""
 
     def __init__(self, driver: Driver, base: PreTrainedModel, rank: int, max_versions: int) -> None:
         self.max_versions = max_versions
@@ -93,15 +90,11 @@ class LoraPolicies:
             update.version, next(self._serials), {m: _copied(pair) for m, pair in pairs.items()}
         )
 
-    def can_pin(self) -> bool:
-        """Returns True if requests under way can stay on their policy when a new one comes."""
-        return sum(lane.follows for lane in self._lanes if lane.users) < self.max_versions
-
-    def adopt(self, policy: LoadedPolicy, asked: Collection[int], move_followers: bool) -> None:
-        """Makes a policy the newest; others stay while they are in use or waiting requests `asked` for them.
-        `move_followers`: requests under way sample from the new one from now on."""
+    def adopt(self, policy: LoadedPolicy, asked: Collection[int]) -> None:
+        """Makes a policy the newest, for followers under way, too; others stay while they are in use or
+        waiting requests `asked` for them."""
         for lane in self._lanes:
-            if lane.follows and (move_followers or not lane.users):
+            if lane.follows:
                 self._load(lane, policy)
         self.newest = self._known[policy.version] = policy
         self._held &= set(asked)
@@ -159,7 +152,6 @@ class LoraPolicies:
 class MergedPolicies:
     """One policy, merged into the weights, always from the base, so that rounding does not accumulate."""
 
-    inflight: frozenset[InFlight] = frozenset({"keep", "recompute", "abort"})
     max_versions = 1
 
     def __init__(self, driver: Driver, base: PreTrainedModel, dtype: torch.dtype) -> None:
@@ -179,10 +171,7 @@ class MergedPolicies:
     def check(self, update: PolicyUpdate) -> LoadedPolicy:
         return LoadedPolicy(update.version, self.newest.serial + 1, lora_pairs(update, self._shapes))
 
-    def can_pin(self) -> bool:
-        return False
-
-    def adopt(self, policy: LoadedPolicy, asked: Collection[int], move_followers: bool) -> None:
+    def adopt(self, policy: LoadedPolicy, asked: Collection[int]) -> None:
         changed = {*self.newest.pairs, *policy.pairs}
         if changed:
             self._driver.load_weights(self._merged(policy.pairs, changed))

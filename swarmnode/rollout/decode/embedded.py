@@ -66,7 +66,7 @@ class EmbeddedEngine(TorchEngine):
         weights = FusedWeights(model, place)
         capabilities = Capabilities(
             name="embedded",
-            inflight=frozenset({"pin", "keep", "recompute", "abort"}),
+            inflight=frozenset({"keep", "recompute", "abort"}),
             max_versions=max_versions,
             max_running=max_slots,
             max_length=longest_sequence(model) if max_length is None else max_length,

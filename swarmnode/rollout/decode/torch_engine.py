@@ -150,12 +150,7 @@ class TorchEngine(ABC):
     @torch.inference_mode()
     def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> Sequence[Output]:
         followers = [row for row, running in self._running.items() if running.request.version is None]
-        if followers and inflight not in self.capabilities.inflight:
-            raise EngineError(
-                f"the {self.capabilities.name} engine cannot {inflight} requests in flight",
-                hint=f"it can {', '.join(sorted(self.capabilities.inflight))} them",
-            )
-        staying = self._staying(update.version, inflight)
+        staying = self._staying(update.version)
         pairs = self._pairs(update)
         self._check_versions(staying)
         with self._counters.swap():
@@ -224,13 +219,9 @@ class TorchEngine(ABC):
     def _live_versions(self) -> set[int]:
         return set(self._policies) - {BASE_VERSION}
 
-    def _staying(self, new_version: int, inflight: InFlight) -> set[DecodePolicy]:
+    def _staying(self, new_version: int) -> set[DecodePolicy]:
         """Returns the policies that are still sampled from after an update, besides the new one."""
-        running = {
-            running.policy
-            for running in self._running.values()
-            if inflight == "pin" or running.request.version is not None
-        }
+        running = {one.policy for one in self._running.values() if one.request.version is not None}
         waiting = {request.version for request in self._queue.waiting} - {None, new_version}
         return running | {policy for version, policy in self._policies.items() if version in waiting}
 

@@ -45,7 +45,7 @@ from swarmnode.rollout.schedule.open_group import (
 )
 from swarmnode.rollout.schedule.partial_settings import PartialSettings
 from swarmnode.rollout.schedule.partial_stats import PartialCounters, PartialStats
-from swarmnode.rollout.schedule.requests_in_flight import RequestsInFlight, nearest_mode
+from swarmnode.rollout.schedule.requests_in_flight import RequestsInFlight, cheapest_mode
 from swarmnode.rollout.schedule.scheduler_state import decode, encode
 from swarmnode.types import Example, ExampleKey
 
@@ -163,10 +163,10 @@ class PartialRollouts:
                 self.park()
 
     def set_policy(self, update: PolicyUpdate) -> None:
-        """Samples from another policy from now on; requests in flight go on as `settings.inflight` says, or
-        as near to it as the engine can. Called between rounds, one version at a time, it makes no group too
+        """Samples from another policy from now on; requests in flight go on as cheaply as the
+        engine can have it. Called between rounds, one version at a time, it makes no group too
         old."""
-        if (mode := nearest_mode(self._engine, self._settings.inflight)) is None:
+        if (mode := cheapest_mode(self._engine)) is None:
             self.park()
             self._engine.set_policy(update)
         else:
@@ -219,7 +219,6 @@ class PartialRollouts:
         tally, pool, cost = self._tally, self._pool, self._control.cost
         return PartialStats(
             groups_in_flight=len(pool.begun) - len(pool.complete),
-            groups_not_begun=len(pool.drawn),
             surplus_groups=len(pool.complete),
             concurrency=self._control.concurrency,
             step_base_s=cost and cost.base_s,

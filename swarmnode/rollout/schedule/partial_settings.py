@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from swarmnode.errors import ConfigError
-from swarmnode.rollout.engine import InFlight
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +25,6 @@ class PartialSettings:
     concurrency: int | None = None
     """C: number of requests that "refill" keeps in the engine. None: chosen from the cost of a step
     (concurrency_control.py)."""
-    inflight: InFlight = "keep"
-    """Treatment of requests in flight at a new policy; the nearest one if the engine cannot do it."""
     in_turn: bool = True
     """True if "refill" begins with groups in the order in which they were drawn (departure_order.py). Without
     it, its first rounds are of short answers: for comparison."""

@@ -9,8 +9,6 @@ class PartialStats:
 
     groups_in_flight: int
     """Groups begun and not complete."""
-    groups_not_begun: int
-    """Groups drawn, without any request yet."""
     surplus_groups: int
     """Groups complete and kept for the next round."""
     concurrency: int

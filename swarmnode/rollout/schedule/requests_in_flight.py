@@ -9,7 +9,7 @@ from swarmnode.errors import EngineError
 from swarmnode.rollout.engine import Engine, InFlight, Output, Request
 from swarmnode.rollout.schedule.open_group import OpenGroup
 
-FALLBACKS: tuple[InFlight, ...] = ("keep", "recompute", "abort")
+MODES: tuple[InFlight, ...] = ("keep", "recompute", "abort")
 """Modes of an update, the cheapest first."""
 
 
@@ -60,10 +60,6 @@ class RequestsInFlight:
         return group, place
 
 
-def nearest_mode(engine: Engine, wanted: InFlight) -> InFlight | None:
-    """Returns the wanted mode of an update, or the nearest available one. None: the engine has to be
-    empty."""
-    can = engine.capabilities
-    full = wanted == "pin" and len(engine.stats().live_versions) >= can.max_versions
-    modes = FALLBACKS if full else (wanted, *FALLBACKS)
-    return next((mode for mode in modes if mode in can.inflight), None)
+def cheapest_mode(engine: Engine) -> InFlight | None:
+    """Returns the cheapest mode of an update that the engine has. None: it has to be empty."""
+    return next((mode for mode in MODES if mode in engine.capabilities.inflight), None)

@@ -205,23 +205,6 @@ def test_tokens_sampled_before_join_those_of_the_same_version() -> None:
     assert run(first, [ask("a").resumed(older)])["a"].spans == (Span(2, 0, 1), Span(3, 1, 4))
 
 
-def test_each_member_may_pin_one_version_beside_its_newest() -> None:
-    engine = Gated()
-    _, members = share(engine)
-    for member in members:
-        assert member.capabilities.max_versions == 2
-        member.submit([ask("old", 9)])
-        member.step()
-        member.set_policy(update(1), "pin")
-        member.submit([ask("new", 9)])
-        member.step()
-    with pytest.raises(EngineError):
-        members[0].set_policy(update(2), "pin")
-    for member in members:
-        found = run(member)
-        assert (found["old"].spans, found["new"].spans) == ((Span(0, 0, 9),), (Span(1, 0, 9),))
-
-
 def test_a_failing_step_fails_everybody_who_had_something_in_flight_and_nobody_else() -> None:
     engine = Gated()
     shared, (first, second, third) = share(engine)
@@ -311,7 +294,6 @@ def test_an_engine_that_keeps_too_few_versions_is_refused() -> None:
         SharedEngine(FakeEngine(lambda request: (1,), max_versions=3), MEMBERS)
     few, _ = share(FakeEngine(lambda request: (1,), max_versions=4))
     assert few.capabilities.max_versions == 1
-    assert "pin" not in few.capabilities.inflight
 
 
 def test_members_in_threads_get_what_they_would_get_alone() -> None:

@@ -202,9 +202,9 @@ def test_an_update_reuses_layers_unless_somebody_stays_on_them(
     layers = engine._newest.layers
     engine.set_policy(random_policy(tiny, version=1))
     assert engine._newest.layers is layers
-    engine.submit([ask(0, 5, 8)])
+    engine.submit([replace(ask(0, 5, 8), version=1)])
     engine.step()
-    engine.set_policy(random_policy(tiny, version=2), "pin")
+    engine.set_policy(random_policy(tiny, version=2))
     assert engine._newest.layers is not layers
     run(engine, [])
     assert engine.stats().live_versions == (2,)

@@ -176,7 +176,7 @@ class Life:
         self.handed += found
         assert len({one.example.key for one in self.handed}) == len(self.handed)
         now = self.rollouts.stats()
-        kept = now.groups_in_flight + now.groups_not_begun + now.surplus_groups
+        kept = now.groups_in_flight + len(self.rollouts._pool.drawn) + now.surplus_groups
         assert len(self.handed) + kept == self.taken
         assert now.dropped_stale == now.refused == now.dropped_not_redrawable == 0
         assert self.engine.most_requests <= min(self.slots, self.chosen.concurrency or self.slots)
@@ -200,7 +200,6 @@ modes = st.one_of(
         st.integers(1, 4),
         st.integers(0, 6),
         concurrency=st.none() | st.integers(1, 40),
-        inflight=st.sampled_from(("pin", "keep", "recompute", "abort")),
     ),
     # APRIL bounds nothing: with a bound that it may reach it would drop groups.
     st.builds(
@@ -409,18 +408,14 @@ def test_a_policy_that_comes_in_the_middle_of_a_round_makes_nothing_too_old() ->
 
 
 @pytest.mark.parametrize(
-    ("wanted", "can", "used"),
+    ("can", "used"),
     [
-        ("keep", {"pin", "keep", "recompute", "abort"}, "keep"),
-        ("keep", {"recompute", "abort"}, "recompute"),
-        ("recompute", {"keep", "recompute"}, "recompute"),
-        ("pin", {"keep", "abort"}, "keep"),
-        ("keep", {"abort"}, "abort"),
+        ({"keep", "recompute", "abort"}, "keep"),
+        ({"recompute", "abort"}, "recompute"),
+        ({"abort"}, "abort"),
     ],
 )
-def test_an_update_uses_the_wanted_mode_or_the_nearest_that_the_engine_has(
-    wanted: InFlight, can: set[InFlight], used: InFlight
-) -> None:
+def test_an_update_uses_the_cheapest_mode_that_the_engine_has(can: set[InFlight], used: InFlight) -> None:
     modes: list[InFlight] = []
 
     class Asked(FakeEngine):
@@ -430,7 +425,7 @@ def test_an_update_uses_the_wanted_mode_or_the_nearest_that_the_engine_has(
 
     engine = Asked(long_tailed)
     engine.capabilities = replace(engine.capabilities, inflight=frozenset(can))
-    one, examples = rollouts(engine, inflight=wanted), stream()
+    one, examples = rollouts(engine), stream()
     for version in range(1, 4):
         assert len(list(one.round(examples))) == 3
         one.set_policy(update(version))
@@ -448,15 +443,6 @@ def test_an_engine_that_changes_its_policy_only_when_empty_is_emptied_and_filled
     assert [span.kv for span in late.completions[0].spans] == ["fresh", "fresh"]
 
 
-def test_pinning_gives_way_when_no_more_versions_can_live() -> None:
-    engine = FakeEngine(as_long_as(lambda index: 50 if index == 0 else 2), max_versions=2)
-    one, examples = rollouts(engine, inflight="pin", concurrency=6), stream()
-    for version in range(1, 9):
-        list(one.round(examples))
-        one.set_policy(update(version))
-        assert len(engine.stats().live_versions) <= 2
-
-
 # Restarts
 
 
@@ -467,7 +453,7 @@ def test_another_engine_goes_on_with_the_very_tokens() -> None:
     other = rollouts(FakeEngine(long_tailed, max_slots=3))
     other.restore(state, redraw)
     now = other.stats()
-    assert now.groups_in_flight + now.groups_not_begun + now.surplus_groups > 0
+    assert now.groups_in_flight + now.surplus_groups > 0
     assert other.state() == state
     assert len(list(other.round(examples))) == 3
     assert other.stats().resumed_requests > 0
@@ -543,7 +529,7 @@ def test_a_damaged_state_is_refused_or_harmless(place: int, byte: int, cut: bool
     else:
         assert not cut
         now = one.stats()
-        assert now.groups_in_flight + now.surplus_groups + now.groups_not_begun + now.dropped_stale > 0
+        assert now.groups_in_flight + now.surplus_groups + len(one._pool.drawn) + now.dropped_stale > 0
 
 
 # Engines that refuse, fall silent, or are not ours alone

@@ -3,10 +3,9 @@
 import pytest
 
 from swarmnode.errors import EngineError
-from swarmnode.rollout.engine import InFlight, Output, PolicyUpdate, Request, Sampled, SamplingParams
+from swarmnode.rollout.engine import Output, Request, Sampled, SamplingParams
 from swarmnode.rollout.schedule.open_group import OpenCompletion, OpenGroup
-from swarmnode.rollout.schedule.requests_in_flight import RequestsInFlight, nearest_mode
-from swarmnode.testing.fake_engine import FakeEngine
+from swarmnode.rollout.schedule.requests_in_flight import RequestsInFlight
 from swarmnode.types import Example, ExampleKey, Span
 
 SAMPLING = SamplingParams(max_tokens=9)
@@ -55,18 +54,3 @@ def test_what_comes_back_is_its_groups_again_and_strangers_are_refused() -> None
     assert "1/0" in under_way and "1/1" not in under_way
     with pytest.raises(EngineError, match="not ours"):
         under_way.take(ended(asked(ours)[1]))
-
-
-@pytest.mark.parametrize("wanted", ["keep", "recompute", "abort"])
-def test_an_update_is_done_as_wanted_where_the_engine_can(wanted: InFlight) -> None:
-    assert nearest_mode(FakeEngine(lambda request: (1,) * 60), wanted) == wanted
-
-
-def test_nothing_is_pinned_once_all_versions_are_taken() -> None:
-    engine = FakeEngine(lambda request: (1,) * 60)
-    assert nearest_mode(engine, "pin") == "pin"
-    for version in range(1, engine.capabilities.max_versions):
-        engine.submit([Request(str(version), (1,), SamplingParams(max_tokens=50))])
-        engine.step()
-        engine.set_policy(PolicyUpdate(version, {}, 1.0), "pin")
-    assert nearest_mode(engine, "pin") == "keep"

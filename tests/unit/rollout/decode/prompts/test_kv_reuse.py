@@ -111,7 +111,7 @@ def test_in_bfloat16_it_is_the_same_to_its_rounding(run: Run) -> None:
         assert one == pytest.approx(other, abs=0.1)
 
 
-@pytest.mark.parametrize("mode", ["keep", "recompute", "pin", "abort"])
+@pytest.mark.parametrize("mode", ["keep", "recompute", "abort"])
 def test_a_new_policy_in_the_midst_of_a_turn_leaves_nothing_behind(
     mode: InFlight, tiny: PreTrainedModel, run: Run
 ) -> None:
