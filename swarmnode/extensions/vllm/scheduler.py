@@ -25,7 +25,7 @@ class DecodingScheduler(Scheduler):
         return super().schedule(throttle_prefills) if self._decoding is None else self._decoding
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        if scheduler_output is not self._decoding or not _is_plain(model_runner_output):
+        if scheduler_output is not self._decoding:
             return super().update_from_output(scheduler_output, model_runner_output)
         deltas: Any = self._decoded(model_runner_output)
         return {0: EngineCoreOutputs(outputs=deltas)}
@@ -133,34 +133,15 @@ class DecodingScheduler(Scheduler):
 
 
 def _knows_all(scheduler: Scheduler) -> bool:
-    """Returns True if nothing is configured beyond sampling text from one kind of attention.
-    (`core_request` asks for no end-of-sequence token, grammar, repetition check or least length.)"""
-    config, cache = scheduler.vllm_config, scheduler.kv_cache_manager
-    managers = cache.coordinator.single_type_managers
+    """Returns True if the model samples text from one kind of attention. (`engine_arguments` turns on nothing
+    else, and `core_request` asks for no end-of-sequence token, grammar, repetition check or least length.)"""
+    model = scheduler.vllm_config.model_config
+    managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     return (
         [type(manager) for manager in managers] == [FullAttentionManager]
         and managers[0].block_size == scheduler.block_size == scheduler.hash_block_size
-        and scheduler.connector is scheduler.ec_connector is scheduler.aux_output_connector is None
-        and config.speculative_config is None
-        and config.max_concurrent_batches == 1
-        and not config.model_config.supports_multimodal_inputs
-        and config.model_config.runner_type == "generate"
+        and not model.supports_multimodal_inputs
+        and model.runner_type == "generate"
         and not scheduler.is_encoder_decoder
         and not scheduler.use_v2_model_runner
-        and not scheduler.enable_kv_cache_events
-        and not scheduler.return_sampling_mask
-        and not scheduler.log_stats
-        and scheduler.finished_req_ids_dict is None
-        and scheduler.dcp_world_size == scheduler.pcp_world_size == 1
-    )
-
-
-def _is_plain(output: Any) -> bool:
-    """Returns True if the model gave tokens and log-probabilities, one row each, and nothing else."""
-    return (
-        not output.prompt_logprobs_dict
-        and not output.pooler_output
-        and not output.num_nans_in_logits
-        and output.kv_connector_output is None
-        and (output.logprobs is None or output.logprobs.cu_num_generated_tokens is None)
     )
