@@ -42,7 +42,7 @@ class FusedLora:
         from peft.tuners.tuners_utils import BaseTunerLayer
 
         self._current = _Current()
-        adapted = [module for module in peft_model.modules() if isinstance(module, BaseTunerLayer)]
+        adapted: list[Any] = [one for one in peft_model.modules() if isinstance(one, BaseTunerLayer)]
         plain = [module for module in adapted if _is_plain(module)]
         self.covers_all = plain == adapted
         """True if every adapted module runs on our arithmetic: only then can a batch mix adapters."""
