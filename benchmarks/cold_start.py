@@ -134,14 +134,14 @@ def cold_start(seed: int, rounds: int, in_turn: bool) -> tuple[list[float], list
         SamplingParams(LONGEST),
         seed=None,
         sampling_of=lambda example, place: SamplingParams(lengths[example.key.index][place], ignore_eos=True),
-        clock=lambda: engine.stats().generation_s,
+        clock=lambda: engine.stepped_s,
     )
     examples, trained, seconds = stream(), list[float](), list[float]()
     for version in range(1, rounds + 1):
-        started = engine.stats().generation_s
+        started = engine.stepped_s
         found = [len(c.token_ids) for group in rollouts.round(examples) for c in group.completions]
         trained.append(fmean(found))
-        seconds.append(engine.stats().generation_s - started)
+        seconds.append(engine.stepped_s - started)
         rollouts.set_policy(PolicyUpdate(version, {}, 1.0))
     drawn = [
         fmean(lengths[round_ * GROUPS + n][place] for n in range(GROUPS) for place in range(GROUP))

@@ -87,8 +87,8 @@ class StepRecorder:
     def abort(self, request_ids: Iterable[str] | None = None) -> Sequence[Output]:
         return self._without(self._engine.abort(request_ids))
 
-    def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> Sequence[Output]:
-        return self._without(self._engine.set_policy(update, inflight))
+    def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> None:
+        self._engine.set_policy(update, inflight)
 
     def _without(self, outputs: Sequence[Output]) -> Sequence[Output]:
         for output in outputs:

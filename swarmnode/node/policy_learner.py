@@ -108,7 +108,7 @@ class PolicyLearner(RolloutLearner):
         if checkpoint is None:
             return None
         waiting = restore(checkpoint, self._policy, self._trainer.optimizer)
-        self.engine.set_policy(self._policy.update(), "abort")
+        self.engine.set_policy(self._policy.update())
         self._restore_rollouts(waiting.rollouts)
         forgotten = self._rule.restore(waiting.rule, self._versions())
         # A checkpoint may be of before such groups were refused.

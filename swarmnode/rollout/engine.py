@@ -17,12 +17,11 @@ from typing import Any, Literal, Protocol
 from swarmnode.errors import EngineError
 from swarmnode.types import FinishReason, Span, Stretch, check_given, check_spans
 
-InFlight = Literal["keep", "recompute", "abort"]
+InFlight = Literal["keep", "recompute"]
 """Treatment of requests in flight at a change of policy.
 
 keep: they go on under the new version with the keys and values they have (stale; nothing is recomputed).
-recompute: they go on under the new version, keys and values computed again. abort: they are returned with
-their tokens so far.
+recompute: they go on under the new version, keys and values computed again.
 """
 
 BASE_VERSION = -1
@@ -207,7 +206,8 @@ class Capabilities:
 
     name: str
     inflight: frozenset[InFlight]
-    """Modes that `set_policy` takes while requests are in flight."""
+    """Modes that `set_policy` takes while requests are in flight. Empty: it changes its policy only without
+    any."""
     max_versions: int
     """Most policy versions live at once, the newest included; the bare base does not count."""
     max_running: int
@@ -226,15 +226,11 @@ class EngineStats:
 
     running: int
     waiting: int
-    prompt_tokens: int
-    """Tokens read for the first time: prompts of new requests, and an environment's text before a request
-    goes on."""
     reprefilled_tokens: int
     """Tokens whose keys and values were computed again, for resumed requests and mode `recompute`."""
     kept_tokens: int
     """Tokens of resumed requests whose keys and values were still there."""
     generated_tokens: int
-    generation_s: float
     live_versions: tuple[int, ...]
     """Policy versions in use, oldest first, the newest always among them."""
     swaps: int
@@ -274,8 +270,8 @@ class Engine(Protocol):
         meanwhile is returned as it ended. Ids that are not in flight are ignored."""
         ...
 
-    def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> Sequence[Output]:
-        """Samples from another policy from now on; returns the outputs that mode "abort" aborted.
+    def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> None:
+        """Samples from another policy from now on.
 
         `inflight` concerns running requests without a version of their own; waiting ones simply start on the
         new policy. Requests with a version stay on it, in every mode. Keys and values of an earlier policy

@@ -1,4 +1,4 @@
-"""Counters of an engine: tokens read and sampled, and the seconds that they took.
+"""Counters of an engine: tokens sampled and read again, and policies taken over.
 
 decode/, vLLM, shared_engine.py -> [EngineCounters] -> EngineStats
 """
@@ -13,45 +13,33 @@ from swarmnode.rollout.engine import EngineStats, Request
 # ---- what engines count ----
 
 
-def read_tokens(request: Request, kept_tokens: int) -> tuple[int, int]:
-    """Returns the tokens that a starting request reads for the first time, and those that it reads again
-    because their keys and values are not among the `kept_tokens` leading ones. An environment's text since
-    the request stopped is read for the first time. The token before it was sampled and never read: it counts
-    as neither."""
+def read_again(request: Request, kept_tokens: int) -> int:
+    """Returns the tokens that a starting request reads again because their keys and values are not among the
+    `kept_tokens` leading ones. An environment's text since the request stopped is read for the first time,
+    and so is the token before it: that was only sampled."""
     prompt, sampled = len(request.prompt_ids), request.sampled
     if not sampled:
-        return prompt, 0
+        return 0
     start, end = sampled.given[-1] if sampled.given else (0, 0)
     said = end - start if end == len(sampled) else 0
-    return said, max(0, prompt + len(sampled) - said - 1 - kept_tokens)
+    return max(0, prompt + len(sampled) - said - 1 - kept_tokens)
 
 
 @dataclass(slots=True)
 class EngineCounters:
     """Counters of an engine since it was made."""
 
-    prompt_tokens: int = 0
     reprefilled_tokens: int = 0
     kept_tokens: int = 0
     generated_tokens: int = 0
-    generation_s: float = 0.0
     swaps: int = 0
     swap_s: float = 0.0
 
     def started(self, request: Request, kept_tokens: int = 0) -> None:
         """Counts a request that got a row, for the first time or again. If again, the keys and values of
         `kept_tokens` of its leading tokens were there already."""
-        first, again = read_tokens(request, kept_tokens)
-        self.prompt_tokens += first
-        self.reprefilled_tokens += again
+        self.reprefilled_tokens += read_again(request, kept_tokens)
         self.kept_tokens += kept_tokens
-
-    @contextmanager
-    def step(self) -> Iterator[None]:
-        """Counts the time within as generation."""
-        started = perf_counter()
-        yield
-        self.generation_s += perf_counter() - started
 
     @contextmanager
     def swap(self) -> Iterator[None]:

@@ -79,7 +79,6 @@ class MemberState:
         self.last_start = -1
         """Number of the row that it got last."""
         self.counters = EngineCounters()
-        """Its generation time is that of all steps in which it had a row."""
         # The engine itself looks at tokens; what is left to check here has nothing to do with a vocabulary.
         self._queue = RequestQueue(max_length, vocab=maxsize)
         self._named = {version: base.version}

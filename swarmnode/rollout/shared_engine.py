@@ -41,7 +41,7 @@ from swarmnode.rollout.fair_lock import FairLock
 from swarmnode.rollout.member_state import FIRST_SERIAL, MemberRow, MemberState, fair_shares
 from swarmnode.token_bucket import TokenBucket
 
-MODES: frozenset[InFlight] = frozenset({"recompute", "abort"})
+MODES: frozenset[InFlight] = frozenset({"recompute"})
 """Modes of an update of one of several policies. Not "keep": a request that names its version stays on it,
 and there every request names one."""
 
@@ -199,8 +199,6 @@ class SharedEngine:
             if caller not in self._guests:
                 self._trained_s = ended_s
         took_s = time.perf_counter() - started
-        for member in set(owners):
-            member.counters.generation_s += took_s
         if owners and self.training_is_first:
             of_guests = sum(member in self._guests for member in owners)
             self._time_of_guests.owe(took_s * of_guests / len(owners))
@@ -413,39 +411,26 @@ class SharedMember:
         with self._shared.turns:
             return self._abort(chosen)
 
-    def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> Sequence[Output]:
+    def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> None:
         shared, member = self._shared, self._member
         with shared.turns:
             self._check_update(update, inflight)
             if member.leads:
-                return self._lead(update, inflight)
+                shared.make_room(member)
+                shared.engine.set_policy(update, inflight)
+                member.adopt(update, update.version)
+                member.forget_unused()
+                return
             known = replace(update, version=next(shared.serials))
-            outputs: list[Output] = []
             with member.counters.swap():
                 shared.make_room(member)
                 followers = member.followers
                 # At once, although it may be forgotten before it is used: an update that does not fit the
                 # model is refused here and not in the middle of a round.
                 shared.engine.set_policy(known, "keep")
-                if inflight == "abort":
-                    outputs = shared.take_back(member, followers)
-                    member.release(outputs)
-                elif inflight == "recompute":
-                    member.put_back(followers, shared.take_back(member, followers))
+                member.put_back(followers, shared.take_back(member, followers))
             member.adopt(known, update.version)
             member.forget_unused()
-            return outputs
-
-    def _lead(self, update: PolicyUpdate, inflight: InFlight) -> Sequence[Output]:
-        """Updates the engine itself, whose requests without a version are all this member's."""
-        shared, member = self._shared, self._member
-        shared.make_room(member)
-        below = shared.engine.set_policy(update, inflight)
-        outputs = [shared.leave(member, output) for output in below]
-        member.release(outputs)
-        member.adopt(update, update.version)
-        member.forget_unused()
-        return outputs
 
     def _check_update(self, update: PolicyUpdate, inflight: InFlight) -> None:
         can = self.capabilities
@@ -587,7 +572,7 @@ class SharedGuest(SharedMember):
             ended += outputs
         return ended, in_flight
 
-    def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> Sequence[Output]:
+    def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> None:
         raise EngineError("a guest has no policy of his own", hint="only the one who trains it updates it")
 
     def sleep(self) -> Sequence[Output]:

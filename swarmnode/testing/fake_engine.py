@@ -99,7 +99,7 @@ class FakeEngine:
         logprob: float | Logprob = LOGPROB,
         name: str = "fake",
     ) -> None:
-        """`step_s`: seconds that `stats` reports for a step with so many running requests. Nothing waits.
+        """`step_s`: seconds that count as those of a step with so many running requests. Nothing waits.
         `logprob`: of each token; 0.0 is the honest one where `answer` leaves nothing to chance. `name`: as
         panels and logs show it."""
         self.updates: list[PolicyUpdate] = []
@@ -109,9 +109,11 @@ class FakeEngine:
         self._loaded: set[int] = set()
         """Versions that were loaded and not asked for yet."""
         self.closed = False
+        self.stepped_s = 0.0
+        """Seconds of all steps by `step_s`."""
         self.capabilities = Capabilities(
             name=name,
-            inflight=frozenset({"keep", "recompute", "abort"}),
+            inflight=frozenset({"keep", "recompute"}),
             max_versions=max_versions,
             max_running=max_slots,
             max_length=max_length,
@@ -142,7 +144,7 @@ class FakeEngine:
         for running in self._running:
             running.advance()
         self._counters.generated_tokens += len(self._running)
-        self._counters.generation_s += self._step_s(len(self._running))
+        self.stepped_s += self._step_s(len(self._running))
         return self._leave(lambda running: running.finish())
 
     def abort(self, request_ids: Iterable[str] | None = None) -> Sequence[Output]:
@@ -153,24 +155,19 @@ class FakeEngine:
         )
         return [*running, *map(untouched, waiting)]
 
-    def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> Sequence[Output]:
+    def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> None:
         followers = [running for running in self._running if running.request.version is None]
         stay = [running for running in self._running if running not in followers]
         waiting = {request.version for request in self._queue.waiting}
         live = {update.version, *(running.version for running in stay), *waiting} - {None, BASE_VERSION}
         if len(live) > self.capabilities.max_versions:
             raise EngineError(f"{len(live)} policy versions would be live", hint='use "keep"')
-        aborted: Sequence[Output] = ()
-        if inflight == "abort":
-            aborted = self.abort([running.request.request_id for running in followers])
-        else:
-            for running in followers:
-                running.version, running.stale = update.version, inflight == "keep"
-                if inflight == "recompute":
-                    self._counters.reprefilled_tokens += len(running.request.prompt_ids) + running.done - 1
+        for running in followers:
+            running.version, running.stale = update.version, inflight == "keep"
+            if inflight == "recompute":
+                self._counters.reprefilled_tokens += len(running.request.prompt_ids) + running.done - 1
         self.updates.append(update)
         self._counters.swaps += 1
-        return aborted
 
     def load(self, update: PolicyUpdate) -> None:
         live = self._live_versions()

@@ -144,7 +144,7 @@ MODELS = {"qwen2": qwen2, "llama": llama, "qwen3": qwen3, "gpt2": gpt2} | {
 
 def shared(model: PreTrainedModel, eos: Sequence[int], max_slots: int) -> Engine:
     """One policy's part of an engine that another policy has a part in too."""
-    below = EmbeddedEngine(model, eos, max_slots, max_versions=versions_needed(2))
+    below = EmbeddedEngine(model, eos, max_slots, max_versions=versions_needed(2) + 2)
     both = SharedEngine(below, members=2)
     neighbour, member = both.member("neighbour"), both.member("member")
     neighbour.set_policy(PolicyUpdate(7, {}, 1.0))
@@ -510,7 +510,6 @@ def test_more_requests_than_slots_all_finish(bookkeeper: Engine) -> None:
     stats = bookkeeper.stats()
     assert (stats.running, stats.waiting) == (0, 0)
     assert stats.generated_tokens == sum(request.sampling.max_tokens for request in requests)
-    assert stats.prompt_tokens == sum(len(request.prompt_ids) for request in requests)
     assert stats.reprefilled_tokens == 0
 
 
@@ -551,7 +550,6 @@ def test_an_aborted_answer_goes_on_where_it_stopped(model: PreTrainedModel, engi
         assert output.token_ids == whole.token_ids
         again = len(request.prompt_ids) + 5 - 1
         assert engine.stats().reprefilled_tokens == before.reprefilled_tokens + again
-        assert engine.stats().prompt_tokens == before.prompt_tokens
 
 
 def test_turns_of_conversations_are_sampled_behind_all_that_was_said_before(
@@ -685,7 +683,7 @@ def test_a_policy_is_the_model_with_its_lora(model: PreTrainedModel, engine: Eng
     wrapped, update = lora(model)
     questions = prompts(4)
     before = run(engine, [ask(questions[0], temperature=0)])["a"]
-    assert list(engine.set_policy(update)) == []
+    engine.set_policy(update)
     assert engine.policy_version == 7
     outputs = run(engine, [ask(p, i, seed=i) for i, p in enumerate(questions)])
     for i, prompt in enumerate(questions):
@@ -790,7 +788,7 @@ def test_recomputed_requests_go_on_as_if_the_new_policy_had_read_everything(
     engine.set_policy(first[1])
     walk(engine, [free(p, i, seed=i) for i, p in enumerate(questions)], 5)
     before = engine.stats().reprefilled_tokens
-    assert list(engine.set_policy(second[1], "recompute")) == []
+    engine.set_policy(second[1], "recompute")
     outputs = run(engine)
     for i, prompt in enumerate(questions):
         assert outputs[str(i)].spans == (Span(1, 0, 5), Span(2, 5, 16))
@@ -807,7 +805,7 @@ def test_kept_requests_go_on_with_the_keys_and_values_they_have(
     engine.set_policy(first[1])
     walk(engine, [free(p, i, seed=i) for i, p in enumerate(questions)], 5)
     before = engine.stats().reprefilled_tokens
-    assert list(engine.set_policy(second[1], "keep")) == []
+    engine.set_policy(second[1], "keep")
     outputs = run(engine)
     for i, prompt in enumerate(questions):
         output = outputs[str(i)]
@@ -831,19 +829,6 @@ def test_a_kept_request_is_fresh_again_once_it_was_resumed(model: PreTrainedMode
     assert output.spans == (Span(0, 0, 4), Span(1, 4, 7, "stale"), Span(1, 7, 16))
 
 
-def test_an_update_may_abort_and_hands_out_what_there_is(model: PreTrainedModel, engine: Engine) -> None:
-    first, second = lora(model, 1, version=1), lora(model, 2, version=2)
-    questions = prompts(3)
-    engine.set_policy(first[1])
-    walk(engine, [free(p, i, seed=i) for i, p in enumerate(questions)], 5)
-    outputs = {output.request_id: output for output in engine.set_policy(second[1], "abort")}
-    assert set(outputs) == {"0", "1", "2"}
-    for i, prompt in enumerate(questions):
-        assert (outputs[str(i)].finish, outputs[str(i)].spans) == ("abort", (Span(1, 0, 5),))
-        assert_segments(outputs[str(i)], prompt, {1: first[0]})
-    assert engine.stats().running + engine.stats().waiting == 0
-
-
 def test_waiting_requests_start_on_the_new_policy_in_every_mode(bookkeeper: Engine) -> None:
     modes = sorted(bookkeeper.capabilities.inflight)
     for version, mode in enumerate(modes, start=1):
@@ -854,7 +839,7 @@ def test_waiting_requests_start_on_the_new_policy_in_every_mode(bookkeeper: Engi
         assert outputs["2"].spans == outputs["3"].spans == (Span(version, 0, 6),), mode
 
 
-@pytest.mark.parametrize("mode", ["keep", "recompute", "abort"])
+@pytest.mark.parametrize("mode", ["keep", "recompute"])
 def test_a_request_with_a_version_stays_on_it(model: PreTrainedModel, engine: Engine, mode: InFlight) -> None:
     serves_several_versions(engine)
     can(engine, mode)
@@ -930,7 +915,7 @@ def test_more_versions_than_fit_are_refused_and_everything_stays(
 
 
 def test_a_mode_that_cannot_be_had_is_refused_and_everything_stays(bookkeeper: Engine) -> None:
-    refused = {"keep", "recompute", "abort"} - bookkeeper.capabilities.inflight
+    refused = {"keep", "recompute"} - bookkeeper.capabilities.inflight
     walk(bookkeeper, [ask((5,))], 2)
     for mode in refused:
         with pytest.raises(EngineError):
@@ -962,7 +947,7 @@ def test_nothing_is_lost_whatever_happens(bookkeeper: Engine, seed: int) -> None
                 before = bookkeeper.stats()
                 try:
                     mode = rng.choice(sorted(limits.inflight))
-                    ended += bookkeeper.set_policy(PolicyUpdate(turn, {}, 1.0), mode)
+                    bookkeeper.set_policy(PolicyUpdate(turn, {}, 1.0), mode)
                 except EngineError:
                     assert bookkeeper.stats() == before
         assert len(bookkeeper.stats().live_versions) <= limits.max_versions

@@ -505,7 +505,6 @@ def test_what_a_resumed_request_finds_cached_is_not_counted_as_computed_again(en
     engine.step()
     again = engine.stats().reprefilled_tokens - before.reprefilled_tokens
     assert again == len(PROMPT) + 10 - 1 - 64
-    assert engine.stats().prompt_tokens == before.prompt_tokens
     assert 0 < engine.stats().kv_use < 1
 
 
@@ -523,7 +522,6 @@ def test_a_next_turn_finds_the_turns_before_it_under_the_policy_that_said_them(e
     assert second.kept_tokens == engine.stats().kept_tokens - before.kept_tokens == cached > len(PROMPT)
     again = engine.stats().reprefilled_tokens - before.reprefilled_tokens
     assert again == len(PROMPT) + 30 - 1 - cached
-    assert engine.stats().prompt_tokens - before.prompt_tokens == 3
     assert distance(second, changed(base, update), start=33) < 1e-5
     engine.set_policy(policy(base, 2))
     engine.submit([ask("a", 40).resumed(told)])
@@ -587,7 +585,6 @@ def test_requests_that_do_not_fit_at_once_give_way_and_stay_exact(folder, base):
         engine.submit([ask(str(i), 50, prompt=prompt, priority=i) for i, prompt in enumerate(prompts)])
         done = finish(engine)
         assert next(iter(done)) == "0", "the first in line never gives way"
-        assert engine.stats().prompt_tokens == SLOTS * len(PROMPT)
         for i, prompt in enumerate(prompts):
             exact = logits(base, prompt, done[str(i)].token_ids).log_softmax(-1)
             chosen = exact.gather(1, torch.tensor(done[str(i)].token_ids)[:, None])[:, 0]

@@ -47,7 +47,7 @@ class GenerateEngine(TorchEngine):
         self._batch: _Batch | None = None
         capabilities = Capabilities(
             name="generate",
-            inflight=frozenset({"keep", "recompute", "abort"}),
+            inflight=frozenset({"keep", "recompute"}),
             max_versions=1,
             max_running=max_slots,
             max_length=longest_sequence(self._model) if max_length is None else max_length,

@@ -70,7 +70,7 @@ def capabilities(policies: Policies, settings: DriverSettings) -> Capabilities:
     """Returns the engine's capabilities."""
     return Capabilities(
         name="vllm",
-        inflight=frozenset({"keep", "recompute", "abort"}),
+        inflight=frozenset({"keep", "recompute"}),
         max_versions=policies.max_versions,
         max_running=settings.max_slots,
         max_length=settings.max_length,

@@ -127,10 +127,9 @@ class VllmEngine:
     def step(self) -> Sequence[Output]:
         if not self._queue.in_flight:
             return ()
-        with self._counters.step():
-            self._feed()
-            if self._running:
-                self._absorb(self._driver.step())
+        self._feed()
+        if self._running:
+            self._absorb(self._driver.step())
         return self._hand_out(None)
 
     def abort(self, request_ids: Iterable[str] | None = None) -> Sequence[Output]:
@@ -141,24 +140,16 @@ class VllmEngine:
         aborted = self._abort_rows(lambda row: chosen is None or row.request.request_id in chosen)
         return [*self._hand_out(chosen), *aborted, *map(untouched, waiting)]
 
-    def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> Sequence[Output]:
+    def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> None:
         policy = self._policies.check(update)
         self._refuse(policy)
         self._wake()
-        aborted: Sequence[Output] = ()
         with self._counters.swap(), self._driver.standstill() as deltas:
             self._absorb(deltas)
-            if inflight == "abort":
-                aborted = self._abort_rows(lambda row: row.follows)
-            elif inflight == "recompute":
-                self._restart(lambda row: row.follows)
-            elif inflight == "keep":
-                # Without a token yet, there is nothing to keep: the prompt is computed under the new policy.
-                self._restart(lambda row: row.follows and not row.tokens)
+            # Without a token yet, there is nothing to keep: the prompt is computed under the new policy.
+            self._restart(lambda row: row.follows and (inflight == "recompute" or not row.tokens))
             self._policies.adopt(policy, self._asked())
-            if inflight == "keep":
-                self._move_followers(policy)
-        return aborted
+            self._move_followers(policy)
 
     def load(self, update: PolicyUpdate) -> None:
         if update.version in self._live_versions():

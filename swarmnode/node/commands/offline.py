@@ -202,7 +202,7 @@ def apply_checkpoint(local: "LocalPolicy", checkpoint: "Checkpoint") -> None:
     """Let the policy and its engine be what a checkpoint says. Raises CheckpointError."""
     local.policy.load_adapter(checkpoint.adapter)
     local.policy.version = checkpoint.state.policy_version
-    local.engine.set_policy(local.policy.update(), "abort")
+    local.engine.set_policy(local.policy.update())
 
 
 def _trained_on(tasks: TasksConfig, checkpoint: "Checkpoint | None") -> TasksConfig:

@@ -57,16 +57,15 @@ class EmbeddedEngine(TorchEngine):
         max_length: int | None = None,
         device: torch.device | str | None = None,
         max_versions: int = 4,
-        kept_tokens: int = KEPT_TOKENS,
     ) -> None:
         """`max_length` bounds prompt and completion together; by default what the model was made for. Each of
-        `max_versions` policies that are live at once holds a copy of the model's layers. `kept_tokens` bounds
-        what is kept for a next turn, and so does what all rows could hold; 0 keeps nothing."""
+        `max_versions` policies that are live at once holds a copy of the model's layers. What is kept for a
+        next turn is bounded by what all rows could hold."""
         place = torch.device(device) if device is not None else model.device
         weights = FusedWeights(model, place)
         capabilities = Capabilities(
             name="embedded",
-            inflight=frozenset({"keep", "recompute", "abort"}),
+            inflight=frozenset({"keep", "recompute"}),
             max_versions=max_versions,
             max_running=max_slots,
             max_length=longest_sequence(model) if max_length is None else max_length,
@@ -76,7 +75,7 @@ class EmbeddedEngine(TorchEngine):
         super().__init__(capabilities, eos_token_ids, weights.shape.vocab, start, place)
         self._weights = weights
         self._decoder = Decoder(weights)
-        self._most_kept = min(kept_tokens, max_slots * capabilities.max_length)
+        self._most_kept = min(KEPT_TOKENS, max_slots * capabilities.max_length)
         self._prompts = PromptStore(self._decoder, KeptStore(self._most_kept))
         self._slots = self._empty_slots()
         self._scratch = Scratch(place)

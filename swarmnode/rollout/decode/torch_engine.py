@@ -128,10 +128,7 @@ class TorchEngine(ABC):
 
     @torch.inference_mode()
     def step(self) -> Sequence[Output]:
-        if not self._queue.in_flight:
-            return ()
-        with self._counters.step():
-            return self._step()
+        return self._step() if self._queue.in_flight else ()
 
     @torch.inference_mode()
     def abort(self, request_ids: Iterable[str] | None = None) -> Sequence[Output]:
@@ -148,22 +145,18 @@ class TorchEngine(ABC):
         return [*outputs, *map(untouched, waiting)]
 
     @torch.inference_mode()
-    def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> Sequence[Output]:
+    def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> None:
         followers = [row for row, running in self._running.items() if running.request.version is None]
         staying = self._staying(update.version)
         pairs = self._pairs(update)
         self._check_versions(staying)
         with self._counters.swap():
-            outputs: list[Output] = []
-            if inflight == "abort":
-                outputs = self._finish(dict.fromkeys(followers, "abort"))
-            elif inflight == "recompute":
+            if inflight == "recompute":
                 self._put_back(followers)
             self._take_over(update.version, pairs, staying)
             if inflight == "keep":
                 for row in followers:
                     self._running[row] = self._running[row].kept_under(self._newest, self._tick)
-        return outputs
 
     @torch.inference_mode()
     def load(self, update: PolicyUpdate) -> None:

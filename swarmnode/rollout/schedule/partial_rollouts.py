@@ -170,7 +170,7 @@ class PartialRollouts:
             self.park()
             self._engine.set_policy(update)
         else:
-            self._take_back(self._engine.set_policy(update, mode))
+            self._engine.set_policy(update, mode)
         self._only_decodes = False
 
     def park(self) -> None:

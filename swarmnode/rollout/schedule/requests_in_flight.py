@@ -9,7 +9,7 @@ from swarmnode.errors import EngineError
 from swarmnode.rollout.engine import Engine, InFlight, Output, Request
 from swarmnode.rollout.schedule.open_group import OpenGroup
 
-MODES: tuple[InFlight, ...] = ("keep", "recompute", "abort")
+MODES: tuple[InFlight, ...] = ("keep", "recompute")
 """Modes of an update, the cheapest first."""
 
 

@@ -271,7 +271,7 @@ def test_what_a_policy_samples_is_bit_for_bit_what_it_samples_without_the_front(
         engine.submit(requests)
         for version in range(3):
             found += [engine.step() for _ in range(4)]
-            found.append(engine.set_policy(lora_update(model, version), "keep"))
+            engine.set_policy(lora_update(model, version), "keep")
         while engine.stats().running + engine.stats().waiting:
             found.append(engine.step())
         return found

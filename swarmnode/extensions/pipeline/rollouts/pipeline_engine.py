@@ -62,7 +62,7 @@ class PipelineEngine(TorchEngine):
             )
         capabilities = Capabilities(
             name="pipeline",
-            inflight=frozenset({"keep", "recompute", "abort"}),
+            inflight=frozenset({"keep", "recompute"}),
             max_versions=1,
             max_running=max_running,
             max_length=max_length,
@@ -85,10 +85,9 @@ class PipelineEngine(TorchEngine):
             self._policy(BASE_VERSION)
         super().submit(asked)
 
-    def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> Sequence[Output]:
-        outputs = super().set_policy(update, inflight)
+    def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> None:
+        super().set_policy(update, inflight)
         self._feeder.policy_moved()
-        return outputs
 
     # One step
 

@@ -94,7 +94,6 @@ def test_a_turn_is_the_same_whether_what_was_before_is_kept_or_computed_again(
     assert kept.stats().kept_tokens > kept.stats().reprefilled_tokens
     read = kept.stats().kept_tokens + kept.stats().reprefilled_tokens
     assert (again.stats().kept_tokens, again.stats().reprefilled_tokens) == (0, read)
-    assert kept.stats().prompt_tokens == again.stats().prompt_tokens
 
 
 def test_in_bfloat16_it_is_the_same_to_its_rounding(run: Run) -> None:
@@ -111,14 +110,12 @@ def test_in_bfloat16_it_is_the_same_to_its_rounding(run: Run) -> None:
         assert one == pytest.approx(other, abs=0.1)
 
 
-@pytest.mark.parametrize("mode", ["keep", "recompute", "abort"])
+@pytest.mark.parametrize("mode", ["keep", "recompute"])
 def test_a_new_policy_in_the_midst_of_a_turn_leaves_nothing_behind(
     mode: InFlight, tiny: PreTrainedModel, run: Run
 ) -> None:
     def updating(turn: int, engine: Engine) -> None:
-        started = {talk.name: talk for talk in talks(7)}
-        aborted = engine.set_policy(random_policy(tiny, turn + 1), mode)
-        engine.submit(started[one.request_id].with_said(one.sampled).request(goes_on) for one in aborted)
+        engine.set_policy(random_policy(tiny, turn + 1), mode)
 
     found: list[list[Talk]] = []
     for goes_on in (True, False):
@@ -268,8 +265,7 @@ def test_policies_that_share_an_engine_keep_their_own(tiny: PreTrainedModel, run
     mine, theirs = first.stats(), second.stats()
     assert mine.kept_tokens == below.stats().kept_tokens > 0
     assert mine.reprefilled_tokens == below.stats().reprefilled_tokens
-    assert mine.prompt_tokens == alone.stats().prompt_tokens
-    assert (theirs.kept_tokens, theirs.reprefilled_tokens, theirs.prompt_tokens) == (0, 0, 0)
+    assert (theirs.kept_tokens, theirs.reprefilled_tokens) == (0, 0)
 
 
 # The store itself
