@@ -97,12 +97,11 @@ class PackedLayout:
         order, boxes = _in_boxes(runs)
         rows = torch.tensor(order).split([box.rows for box in boxes])
         device = self.position_ids_1T.device
-        queries = _slots(
-            [runs.own_tokens(of_box, box.queries) for of_box, box in zip(rows, boxes, strict=True)], device
-        )
+        filled = list(zip(rows, boxes, strict=True))
+        queries = _slots([runs.tokens(of_box, box.queries, whole=False) for of_box, box in filled], device)
         if self.keys is None:
             return Boxed(boxes, queries, queries)
-        keys = [runs.sequence_tokens(of_box, box.keys) for of_box, box in zip(rows, boxes, strict=True)]
+        keys = [runs.tokens(of_box, box.keys, whole=True) for of_box, box in filled]
         return Boxed(boxes, queries, _slots(keys, device))
 
     @cached_property
@@ -249,23 +248,17 @@ class _Runs:
         """Tokens of each whole sequence."""
         return self.prompt_lengths_R + self.lengths_R
 
-    def own_tokens(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Returns the tokens of the row that fill `width` slots of each run, and True for slots that are no
-        pads."""
-        column, last_B1 = torch.arange(width), self.lengths_R[rows, None] - 1
-        tokens = self.starts_R[rows, None] + torch.minimum(column, last_B1)
-        return tokens.flatten(), (column <= last_B1).flatten()
-
-    def sequence_tokens(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Returns the tokens of the row that fill `width` slots of each whole sequence, and True for slots
-        that are no pads."""
-        column, last_B1 = torch.arange(width), self.sequences_R[rows, None] - 1
+    def tokens(self, rows: Tensor, width: int, *, whole: bool) -> tuple[Tensor, Tensor]:
+        """Returns the tokens of the row that fill `width` slots of each run, or of each `whole` sequence, and
+        True for slots that are no pads."""
+        first_B1 = 0 if whole else self.prompt_lengths_R[rows, None]
+        column, last_B1 = first_B1 + torch.arange(width), self.sequences_R[rows, None] - 1
         tokens = self._tokens_at(rows[:, None], torch.minimum(column, last_B1))
         return tokens.flatten(), (column <= last_B1).flatten()
 
     def all_sequences(self) -> tuple[Tensor, Tensor]:
         """Returns the tokens of all whole sequences one after the other, without pads, in the form of
-        `sequence_tokens`."""
+        `tokens`."""
         row = torch.arange(len(self.lengths_R)).repeat_interleave(self.sequences_R)
         starts_R = self.sequences_R.cumsum(0) - self.sequences_R
         tokens = self._tokens_at(row, torch.arange(len(row)) - starts_R[row])
