@@ -25,9 +25,6 @@ from swarmnode.rollout.shared_engine import versions_needed
 
 logger = logging.getLogger(__name__)
 
-ONE_POLICY_VERSIONS = 4
-"""Live versions that one policy needs: the newest, and those that guests ask for."""
-
 
 class EngineChoice(NamedTuple):
     """An engine, and why it is this one."""
@@ -63,7 +60,7 @@ def make_engine(
     """
     base: Any = model.get_base_model() if isinstance(model, PeftModel) else model
     place: torch.device = base.device
-    versions = ONE_POLICY_VERSIONS if policies == 1 else versions_needed(policies)
+    versions = versions_needed(policies)
     options = EngineOptions(
         base, eos_token_ids, max_slots, max_length, place, source, lora_rank, policies, versions
     )
