@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from swarmnode.errors import NetworkError, Rejected
@@ -105,9 +104,7 @@ class SeedNode:
         self._board.enter("connecting others")
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
 
     async def run(self) -> None:
