@@ -45,7 +45,6 @@ from swarmnode.exchange.limits import MAX_NAME_CHARS
 from swarmnode.exchange.messages import Announcement
 from swarmnode.exchange.peers.connection_gate import ConnectionGate
 from swarmnode.exchange.peers.exchange_record import (
-    FORMAT,
     Record,
     Recorder,
     load,
@@ -298,12 +297,11 @@ class Exchange:
 
     def _record(self) -> Record:
         return Record(
-            FORMAT,
-            tuple(self._inbox.seen[True].items()),
-            tuple(self._inbox.seen[False].items()),
-            tuple(self._fetcher.seen.items()),
-            saved_standings(self._ledger.reputation),
-            NOTHING_SAVED if self.receipts is None else self.receipts.saved(),
+            headers_of_proven=tuple(self._inbox.seen[True].items()),
+            headers_of_others=tuple(self._inbox.seen[False].items()),
+            groups=tuple(self._fetcher.seen.items()),
+            standings=saved_standings(self._ledger.reputation),
+            receipts=NOTHING_SAVED if self.receipts is None else self.receipts.saved(),
         )
 
     def _shut_out(self, peer: str) -> None:
