@@ -184,6 +184,36 @@ def demonstrations_of(task: object) -> Any:
     return getattr(task, "demonstrations", {})
 
 
+class TaskAround:
+    """What a task says of itself where it stands around another one: the same, but for what it overrides."""
+
+    task: Any
+
+    @property
+    def name(self) -> str:
+        return str(self.task.name)
+
+    @property
+    def exchangeable(self) -> bool:
+        return is_exchangeable(self.task)
+
+    @property
+    def judges_groups(self) -> bool:
+        return judges_groups(self.task)
+
+    @property
+    def levels(self) -> int:
+        return levels_of(self.task)
+
+    @property
+    def evaluation_size(self) -> int:
+        return evaluation_size_of(self.task)
+
+    @property
+    def demonstrations(self) -> Any:
+        return demonstrations_of(self.task)
+
+
 def may_be_exchanged(task: object) -> bool:
     """Returns True if rollouts of a task may leave this node and come to it. Strangers' episodes are played
     in a process that can be ended: an environment in the node's own process would be theirs to stop."""
