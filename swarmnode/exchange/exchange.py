@@ -135,7 +135,7 @@ class Exchange:
         )
         self.library = None if shelf is None else Borrower(context, shelf, self._bodies, self._fetcher)
         """Right answers that can be had later. None: this node takes no part in it."""
-        self._gate = ConnectionGate(host, self._banned_for_s, self._bodies.is_connected_to)
+        self._gate = ConnectionGate(host, self._ledger.banned_for_s, self._bodies.is_connected_to)
         self._record_path = record
         self._recorder = None if record is None else Recorder(record, self._record)
         self._group = asyncio.TaskGroup()
@@ -312,9 +312,6 @@ class Exchange:
 
     def _reaches(self, author: str) -> bool | None:
         return self._bodies.routes.reaches(author, self._clock())
-
-    def _banned_for_s(self, peer: str) -> float:
-        return self._ledger.reputation.banned_for_s(peer, self._clock())
 
 
 def _check_names(tasks: Mapping[str, Task]) -> None:

@@ -77,6 +77,10 @@ class Ledger(ExchangeCounts):
         if count:
             self.dropped[reason] += count
 
+    def banned_for_s(self, peer: str) -> float:
+        """Returns how long the ban of a peer still lasts."""
+        return self.reputation.banned_for_s(peer, self._clock())
+
     def accept(self, peer: str) -> None:
         self.accepted += 1
         self.reputation.was_accepted(peer)
