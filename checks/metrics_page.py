@@ -13,9 +13,8 @@ from typing import get_args, get_origin, get_type_hints
 
 import msgspec
 
-from swarmnode.exchange.drop_reasons import PENALTIES, Reason
+from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.node.showing.node_status import NodeStatus
-from swarmnode.node.showing.reasons import in_words
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
 REASONS = """## Why not used
@@ -76,10 +75,7 @@ def table() -> str:
 def reasons() -> str:
     """The table of the reasons why something was not used."""
     told = sentences(Reason)
-    rows = (
-        f"| `{code}` | {in_words({code: 1})[2:]} | {told.get(code.name, '')} | {PENALTIES.get(code, 0):g} |"
-        for code in Reason
-    )
+    rows = (f"| `{code}` | {code.words} | {told.get(code.name, '')} | {code.points:g} |" for code in Reason)
     return "\n".join(("| `NAME` | on the panel | rule | points |", "|---|---|---|---|", *rows))
 
 

@@ -426,7 +426,7 @@ def load_adapter(
     return local.policy.peft_model, local.base.tokenizer
 
 
-def settings_of(
+def _settings_of_trained(
     home: Path | str | None,
     preset: str | None,
     model: "str | Path | PreTrainedModel | None",
@@ -434,8 +434,9 @@ def settings_of(
     settings: Mapping[str, Any],
     tokenizer: "PreTrainedTokenizerBase | None" = None,
 ) -> Settings:
-    """Returns all layers of settings merged, with the script's own on top. A `model` that is loaded is
-    written to a folder of the home. Raises ConfigError, ModelError."""
+    """Returns all layers of settings merged, with the script's own on top; without a named model, those of
+    the model trained here. A `model` that is loaded is written to a folder of the home. Raises ConfigError,
+    ModelError."""
     if not isinstance(cast(object, home), str | Path | None):
         raise ConfigError(f"home={home!r:.80} is no folder", hint="pass its path, or leave it out")
     folder = None if home is None else Path(home)
@@ -449,23 +450,13 @@ def settings_of(
         raise ConfigError(
             "a tokenizer comes with a loaded model", hint="pass both, or the folder that has both"
         )
-    flags = {"policy.model": named, **names, **settings}
-    found = load_settings(home=folder, preset=preset, flags=flags, flags_from="the script")
+
+    def load(trained: str | None) -> Settings:
+        flags = {"policy.model": trained or named, **names, **settings}
+        return load_settings(home=folder, preset=preset, flags=flags, flags_from="the script")
+
+    found = with_trained_model(load)
     return found if loaded is None else replace(found, model_reason="the script's own, kept in that folder")
-
-
-def _settings_of_trained(
-    home: Path | str | None,
-    preset: str | None,
-    model: "str | Path | PreTrainedModel | None",
-    names: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    tokenizer: "PreTrainedTokenizerBase | None" = None,
-) -> Settings:
-    """Returns settings as `settings_of` does; without a named model, those of the model trained here."""
-    return with_trained_model(
-        lambda trained: settings_of(home, preset, trained or model, names, settings, tokenizer)
-    )
 
 
 def rewards_of(reward: RewardSpec | Sequence[RewardSpec] | None) -> Sequence[RewardSpec]:

@@ -2,9 +2,9 @@
 
 validation, bodies, gossip -> [Reason] -> Ledger -> status, metrics
 
-Every reason is in one table, with its penalty. A penalty is taken from a score of 100; below 20 the peer is
-banned (reputation.py). Being slow, late, far away, badly clocked or interested in other tasks costs nothing;
-saying what cannot be honest costs a lot.
+Every reason is in one table, with its points and its words. Points are taken from a score of 100; below 20
+the peer is banned (reputation.py). Being slow, late, far away, badly clocked or interested in other tasks
+costs nothing; saying what cannot be honest costs a lot.
 
 What an honest peer may do now and then, but which costs us a fetch or a judgement, costs little: a rare one
 is forgotten before the next, a stream of them ends in a ban. What is free is either refused before it has
@@ -12,119 +12,141 @@ cost more than hearing it, which the allowances bound, or followed by a pause be
 again, which bounds the bytes, or nobody's doing.
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Self
 
 
 class Reason(StrEnum):
     """Short codes for counters, each with its rule. Values never come from the wire, so their number is
     bounded. docs/metrics.md has them as a table."""
 
+    points: float
+    """What it takes from the score of the peer it came from; 0: nothing."""
+    words: str
+    """It in words for a person: those given, or its code without the underscores."""
+
+    def __new__(cls, code: str, points: float = 0, words: str = "") -> Self:
+        """A code, which metrics and JSON have, and what follows from it."""
+        reason = str.__new__(cls, code)
+        reason._value_, reason.points, reason.words = code, points, words or code.replace("_", " ")
+        return reason
+
     # A header was not taken in.
     BANNED = "banned"
     """Its author is not listened to for now: its score fell below 20."""
-    RATE_LIMITED = "rate_limited"
+    # Honest peers keep to nine tenths of their allowance; a network that held messages back may bunch them.
+    RATE_LIMITED = "rate_limited", 0.05, "too many from one peer"
     """Its author announces more than HEADERS_PER_S."""
-    OVER_CAPACITY = "over_capacity"
+    OVER_CAPACITY = "over_capacity", 0, "more than we can hear"
     """All authors together announce more than we hear."""
-    TOO_LARGE = "too_large"
+    TOO_LARGE = "too_large", 10
     """Over a bound of exchange/limits.py; of our own, a reward too large to claim."""
-    GOSSIP_TOO_LARGE = "gossip_too_large"
+    # No honest host lets one go, and its author signed it.
+    GOSSIP_TOO_LARGE = "gossip_too_large", 50
     """A gossip message over MAX_GOSSIP_BYTES."""
-    MALFORMED = "malformed"
+    MALFORMED = "malformed", 10
     """A header or page that does not decode."""
-    BAD_PEER_ID = "bad_peer_id"
+    BAD_PEER_ID = "bad_peer_id", 10
     """The name of its author is not a peer id."""
-    BAD_SIGNATURE = "bad_signature"
+    BAD_SIGNATURE = "bad_signature", 20
     """It is not signed by its author."""
-    SENDER_MISMATCH = "sender_mismatch"
+    SENDER_MISMATCH = "sender_mismatch", 20
     """Somebody else than its author sent it."""
     NOT_A_PUBLISHER = "not_a_publisher"
     """The founder of this private swarm does not let its author publish."""
     OTHER_PROTOCOL = "other_protocol"
     """Another version of swarmnode, whose messages differ."""
-    OTHER_SWARM = "other_swarm"
+    OTHER_SWARM = "other_swarm", 10
     """Its header names another swarm (swarm.name)."""
-    OTHER_TASK = "other_task"
+    OTHER_TASK = "other_task", 0, "of tasks that we do not have"
     """We have no such task (tasks.names)."""
-    OTHER_VERSION = "other_version"
+    OTHER_VERSION = "other_version", 0, "of other versions of our tasks"
     """We have another version of this task: its file, rewards or settings differ."""
     NOT_EXCHANGED = "not_exchanged"
     """Its task stays at home: a vote, a judge behind a URL, or exchangeable = False."""
-    EXPIRED = "expired"
+    EXPIRED = "expired", 0, "announced too long ago"
     """It was announced longer ago than we look back."""
     FROM_THE_FUTURE = "from_the_future"
     """Its author's clock is ahead of ours by more than MAX_CLOCK_SKEW_S."""
-    NO_SPREAD = "no_spread"
+    NO_SPREAD = "no_spread", 0, "claimed equal rewards"
     """By its author's own account all rewards are equal."""
-    OVERSIZED = "oversized"
+    OVERSIZED = "oversized", 0, "larger than we take"
     """A body of so many bytes only holds answers longer than rollout.max_tokens."""
-    DUPLICATE = "duplicate"
+    DUPLICATE = "duplicate", 0, "heard before"
     """We heard it before."""
-    BEFORE_OUR_TIME = "before_our_time"
+    BEFORE_OUR_TIME = "before_our_time", 0, "older than this node"
     """It is older than this start of the node, which may have heard it before."""
 
     # A body could not be had.
-    UNAVAILABLE = "unavailable"
+    UNAVAILABLE = "unavailable", 0, "could not be fetched"
     """Nobody who was asked for the body had it, or could be reached."""
-    TIMEOUT = "timeout"
+    TIMEOUT = "timeout", 0, "fetched too slowly"
     """The body did not come in time."""
-    WRONG_BODY = "wrong_body"
+    # Whoever hands it over knows its hash: nobody does so by mistake, and each costs the peer a pause, too.
+    WRONG_BODY = "wrong_body", 25
     """The bytes that came do not have the hash that the header names."""
 
     # A body was had and not accepted.
-    BAD_COMPRESSION = "bad_compression"
+    BAD_COMPRESSION = "bad_compression", 20
     """The body is not one frame of zstd, or longer than it says."""
-    MALFORMED_BODY = "malformed_body"
+    MALFORMED_BODY = "malformed_body", 20
     """The body does not decode, or has turns where the task has none."""
-    BODY_MISMATCH = "body_mismatch"
+    BODY_MISMATCH = "body_mismatch", 20
     """The body names another author, example or number of answers than its header."""
-    NOT_DRAWABLE = "not_drawable"
+    NOT_DRAWABLE = "not_drawable", 10, "no such question here"
     """Our copy of the task has no such example."""
-    NO_TOKENS = "no_tokens"
+    NO_TOKENS = "no_tokens", 10
     """All of its answers are empty."""
-    TOO_LONG = "too_long"
+    # Honest peers may have other limits or tokenizers, or say the same by chance.
+    TOO_LONG = "too_long", 4, "answers longer in our tokenizer than we take (rollout.max_tokens)"
     """Half of its answers or more have more tokens in our tokenizer than our rollout.max_tokens."""
-    UNPLAYABLE = "unplayable"
+    # Environments that draw by lot where they promise not to are somebody's mistake, not an attack.
+    UNPLAYABLE = "unplayable", 4
     """Our copy of the environment ends half of its episodes or more elsewhere."""
-    UNFINISHED = "unfinished"
+    # An author's own limit of turns may end an honest episode.
+    UNFINISHED = "unfinished", 1
     """Half of its episodes or more did not come to their end."""
-    LONG_PROMPT = "long_prompt"
+    LONG_PROMPT = "long_prompt", 0, "questions longer than we take (rollout.max_prompt_tokens)"
     """The question is longer than we take in our tokens (rollout.max_prompt_tokens)."""
     COPIED = "copied"
     """The same answers came before, under this name or another."""
-    UNSCORABLE = "unscorable"
+    UNSCORABLE = "unscorable", 0, "our judge gave no score"
     """Our judge gave no score: its code raised, or its process ended."""
-    SCORE_TIMEOUT = "score_timeout"
+    # Our judge or environment may be slow for everybody. The time itself comes out of an allowance, so that
+    # scores recover faster than overruns can lower them.
+    SCORE_TIMEOUT = "score_timeout", 1, "judged too slowly"
     """Judging it took longer than strangers' groups may."""
-    PLAY_TIMEOUT = "play_timeout"
+    PLAY_TIMEOUT = "play_timeout", 1, "played too slowly"
     """Playing its episodes took longer than PLAY_S."""
     JUDGE_STUCK = "judge_stuck"
     """Our judge is held up by earlier groups."""
     JUDGE_BUSY = "judge_busy"
     """Our judge had no time for any of its answers."""
-    ZERO_ADVANTAGE = "zero_advantage"
+    ZERO_ADVANTAGE = "zero_advantage", 0, "equal rewards"
     """Our judge gives all of its answers the same reward."""
-    INTERNAL = "internal"
+    INTERNAL = "internal", 4, "a defect of ours"
     """A defect of ours: its traceback is in the log."""
 
     # It was accepted all the same, and counted.
-    FALSE_CLAIM = "false_claim"
+    # Judges that run code may flicker; a node that lies does it in every group.
+    FALSE_CLAIM = "false_claim", 10, "claimed other rewards than ours"
     """It is used, but our judge gives other rewards than its author claimed."""
 
     # It waited and was never drawn.
-    STALE = "stale"
+    STALE = "stale", 0, "too old to train on"
     """It waited too long to be trained on."""
-    CROWDED_OUT = "crowded_out"
+    CROWDED_OUT = "crowded_out", 0, "not needed, newer ones took their place"
     """Newer ones took its place: there was enough, or its author is paused (`swarmnode peers`)."""
-    OVER_SHARE = "over_share"
+    OVER_SHARE = "over_share", 0, "too many of one author"
     """Its author has its share of what waits (MAX_AUTHOR_SHARE)."""
 
     # A request to us was not answered.
-    BAD_REQUEST = "bad_request"
+    BAD_REQUEST = "bad_request", 10
     """A request that does not decode."""
-    TOO_MANY_REQUESTS = "too_many_requests"
+    TOO_MANY_REQUESTS = "too_many_requests", 0.5
     """A peer asks more than REQUESTS_PER_S."""
-    UPLOAD_LIMITED = "upload_limited"
+    UPLOAD_LIMITED = "upload_limited", 0, "our upload was full"
     """Our upload was full (exchange.upload_mb_per_s)."""
 
     # A group of our own was not announced.
@@ -132,11 +154,11 @@ class Reason(StrEnum):
     """Another policy than ours sampled it."""
     GROUP_SIZE = "group_size"
     """It has fewer or more answers than a group may."""
-    PRIVATE = "private"
+    PRIVATE = "private", 0, "stays at home"
     """Our rollouts stay at home (tasks.private), or those of this task."""
-    PACED = "paced"
+    PACED = "paced", 0, "more than others would hear"
     """Others would not hear more of us in this time."""
-    HOST_DOWN = "host_down"
+    HOST_DOWN = "host_down", 0, "the network was down"
     """The network was down."""
 
 
@@ -145,38 +167,16 @@ NOT_NEEDED = frozenset(
 )
 """Reasons that blame nobody: there was enough to train on, or nothing to learn from it."""
 
-PENALTIES: dict[Reason, float] = {
-    Reason.TOO_LARGE: 10,
-    # No honest host lets one go, and its author signed it.
-    Reason.GOSSIP_TOO_LARGE: 50,
-    Reason.MALFORMED: 10,
-    Reason.BAD_PEER_ID: 10,
-    Reason.BAD_SIGNATURE: 20,
-    Reason.SENDER_MISMATCH: 20,
-    Reason.OTHER_SWARM: 10,
-    # Whoever hands it over knows its hash: nobody does so by mistake, and each costs the peer a pause, too.
-    Reason.WRONG_BODY: 25,
-    Reason.BAD_COMPRESSION: 20,
-    Reason.MALFORMED_BODY: 20,
-    Reason.BODY_MISMATCH: 20,
-    Reason.NOT_DRAWABLE: 10,
-    Reason.NO_TOKENS: 10,
-    # Judges that run code may flicker; a node that lies does it in every group.
-    Reason.FALSE_CLAIM: 10,
-    Reason.BAD_REQUEST: 10,
-    # Honest peers may have other limits or tokenizers, or say the same by chance.
-    Reason.TOO_LONG: 4,
-    # Environments that draw by lot where they promise not to are somebody's mistake, not an attack.
-    Reason.UNPLAYABLE: 4,
-    # An author's own limit of turns may end an honest episode.
-    Reason.UNFINISHED: 1,
-    # Our judge or environment may be slow for everybody. The time itself comes out of an allowance, so that
-    # scores recover faster than overruns can lower them.
-    Reason.SCORE_TIMEOUT: 1,
-    Reason.PLAY_TIMEOUT: 1,
-    Reason.INTERNAL: 4,
-    # Honest peers keep to nine tenths of their allowance; a network that held messages back may bunch them.
-    Reason.RATE_LIMITED: 0.05,
-    Reason.TOO_MANY_REQUESTS: 0.5,
-}
-"""Points of the score that a reason costs; one that is not listed costs nothing."""
+KNOWN = frozenset(Reason)
+"""All codes: Python 3.11 does not answer `text in Reason`."""
+
+
+def in_words(counts: Mapping[str, int]) -> str:
+    """Returns counters by code in one line for a person, the largest first.
+
+    >>> in_words({"stale": 3, "bad_signature": 41})
+    '41 bad signature, 3 too old to train on'
+    """
+    most_first = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    words = {code: Reason(code).words if code in KNOWN else code.replace("_", " ") for code in counts}
+    return ", ".join(f"{count} {words[code]}" for code, count in most_first) or "nothing"

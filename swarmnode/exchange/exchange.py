@@ -45,7 +45,6 @@ from swarmnode.exchange.limits import MAX_NAME_CHARS
 from swarmnode.exchange.messages import Announcement
 from swarmnode.exchange.peers.connection_gate import ConnectionGate
 from swarmnode.exchange.peers.exchange_record import (
-    FORMAT,
     Record,
     Recorder,
     load,
@@ -136,7 +135,7 @@ class Exchange:
         )
         self.library = None if shelf is None else Borrower(context, shelf, self._bodies, self._fetcher)
         """Right answers that can be had later. None: this node takes no part in it."""
-        self._gate = ConnectionGate(host, self._banned_for_s, self._bodies.is_connected_to)
+        self._gate = ConnectionGate(host, self._ledger.banned_for_s, self._bodies.is_connected_to)
         self._record_path = record
         self._recorder = None if record is None else Recorder(record, self._record)
         self._group = asyncio.TaskGroup()
@@ -298,12 +297,11 @@ class Exchange:
 
     def _record(self) -> Record:
         return Record(
-            FORMAT,
-            tuple(self._inbox.seen[True].items()),
-            tuple(self._inbox.seen[False].items()),
-            tuple(self._fetcher.seen.items()),
-            saved_standings(self._ledger.reputation),
-            NOTHING_SAVED if self.receipts is None else self.receipts.saved(),
+            headers_of_proven=tuple(self._inbox.seen[True].items()),
+            headers_of_others=tuple(self._inbox.seen[False].items()),
+            groups=tuple(self._fetcher.seen.items()),
+            standings=saved_standings(self._ledger.reputation),
+            receipts=NOTHING_SAVED if self.receipts is None else self.receipts.saved(),
         )
 
     def _shut_out(self, peer: str) -> None:
@@ -314,9 +312,6 @@ class Exchange:
 
     def _reaches(self, author: str) -> bool | None:
         return self._bodies.routes.reaches(author, self._clock())
-
-    def _banned_for_s(self, peer: str) -> float:
-        return self._ledger.reputation.banned_for_s(peer, self._clock())
 
 
 def _check_names(tasks: Mapping[str, Task]) -> None:

@@ -6,10 +6,17 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from swarmnode.errors import SwarmnodeError
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -166,12 +173,21 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
             aside.unlink(missing_ok=True)
 
 
-def set_aside(path: Path) -> None:
-    """Renames a damaged file to `<name>.damaged`, or warns that it cannot be."""
+def read_kept(path: Path, what: str, read: Callable[[bytes], T], most_bytes: int) -> T | None:
+    """Returns what `read` makes of a file of an earlier start. None: there is none, or it is damaged, and
+    then becomes `<name>.damaged`, with a warning that calls it `what`."""
+    try:
+        with path.open("rb") as file:
+            return read(file.read(most_bytes + 1))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, msgspec.MsgspecError, SwarmnodeError) as error:
+        logger.warning("%s: damaged and set aside, to begin anew: %s (%s)", what, error, path)
     try:
         path.replace(path.with_name(f"{path.name}.damaged"))
     except OSError as error:
         logger.warning("the damaged file %s cannot be set aside: %s", path, error.strerror)
+    return None
 
 
 @contextmanager

@@ -21,7 +21,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -179,9 +178,7 @@ class NodeLoop:
             self._stack = stack.pop_all()
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
 
     async def _end_workers(self) -> None:

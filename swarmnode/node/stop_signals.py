@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 from swarmnode.errors import INTERRUPTED, StoppedEarly
@@ -58,9 +57,7 @@ class StopSignals:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, before in self._before:
             signal.signal(number, before)
         signal.set_wakeup_fd(self._woke_before)

@@ -106,17 +106,42 @@ def is_task(given: object) -> TypeGuard[Task]:
     return all(hasattr(given, name) for name in ("name", "version", "examples", "score"))
 
 
-class Isolated(ABC):
-    """A task whose code runs in processes of its own, which end at a deadline and on demand. The one
-    implementation is in isolated_task.py, which is imported only for such a task."""
+class TaskAround:
+    """What a task says of itself where it stands around another one: the same, but for what it overrides."""
 
-    name: str
+    task: Any
+
+    @property
+    def name(self) -> str:
+        return str(self.task.name)
+
+    @property
+    def exchangeable(self) -> bool:
+        return is_exchangeable(self.task)
+
+    @property
+    def judges_groups(self) -> bool:
+        return judges_groups(self.task)
+
+    @property
+    def levels(self) -> int:
+        return levels_of(self.task)
+
+    @property
+    def evaluation_size(self) -> int:
+        return evaluation_size_of(self.task)
+
+    @property
+    def demonstrations(self) -> Any:
+        return demonstrations_of(self.task)
+
+
+class Isolated(TaskAround, ABC):
+    """A task whose code runs in processes of its own, which end at a deadline and on demand. The one
+    implementation is in isolated_task.py, which is imported only for such a task. `task` is what its process
+    says of it."""
+
     version: str
-    exchangeable: bool
-    judges_groups: bool
-    levels: int
-    evaluation_size: int
-    demonstrations: Any
 
     @property
     @abstractmethod

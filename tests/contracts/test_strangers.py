@@ -106,7 +106,7 @@ async def test_who_does_not_prove_the_key_is_sent_away(
 async def test_a_friend_with_a_mistyped_key_is_told_so(
     new_below: HostFactory, tmp_path: Path, record: SwarmRecord, caplog: pytest.LogCaptureFixture
 ):
-    mistyped = replace(record, keys=(SwarmKey.generate(),), signed_list=b"")
+    mistyped = replace(record, secrets=(SwarmKey.generate().secret,), signed_list=b"")
     async with (
         member(new_below(), record, tmp_path / "alice") as alice,
         member(new_below(), mistyped, tmp_path / "friend") as friend,

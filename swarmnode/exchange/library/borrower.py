@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from swarmnode.errors import HostDown, NetworkError, Rejected
 from swarmnode.exchange.bodies.body_transfer import HASH_BYTES, BodyTransfer
 from swarmnode.exchange.bodies.fetcher import Fetcher
-from swarmnode.exchange.drop_reasons import PENALTIES, Reason
+from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_context import ExchangeContext
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.library.library_pages import LibraryPage, LibraryPages, PageRequest, PageRow
@@ -93,9 +93,7 @@ CUT_OFF_S = 1800.0
 ASK_S = 10.0
 """Deadline of one request."""
 
-_TOLD_BY_ITSELF = frozenset(reason for reason, penalty in PENALTIES.items() if penalty >= 10) - {
-    Reason.FALSE_CLAIM
-}
+_TOLD_BY_ITSELF = frozenset(one for one in Reason if one.points >= 10) - {Reason.FALSE_CLAIM}
 """Reasons that an honest peer knows itself: it would have found them out when it judged the group."""
 
 

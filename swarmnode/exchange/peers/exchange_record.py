@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -26,11 +26,9 @@ from swarmnode.exchange.limits import MAX_SEEN, MAX_TRACKED_PEERS
 from swarmnode.exchange.peers.recently_seen import KEY_BYTES
 from swarmnode.exchange.peers.reputation import FULL_SCORE, Reputation, Standing
 from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
-from swarmnode.machine.storage import replace_file, set_aside
+from swarmnode.machine.storage import read_kept, replace_file
 
 logger = logging.getLogger(__name__)
-
-FORMAT = 1
 
 WRITE_EVERY_S = 10.0
 
@@ -62,12 +60,15 @@ class SavedStanding(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """The file."""
 
-    format: int
+    format: Literal[1] = 1
     headers_of_proven: SeenKeys = ()
     headers_of_others: SeenKeys = ()
     groups: SeenKeys = ()
     standings: Annotated[tuple[SavedStanding, ...], Meta(max_length=MAX_TRACKED_PEERS)] = ()
     receipts: msgspec.Raw = NOTHING_SAVED
+
+
+_decoder = msgspec.msgpack.Decoder(Record)
 
 
 def saved_standings(reputation: Reputation) -> tuple[SavedStanding, ...]:
@@ -91,20 +92,9 @@ def restore_standings(reputation: Reputation, saved: tuple[SavedStanding, ...]) 
 def load(path: Path) -> Record | None:
     """The record that an earlier life left, or None when there was none. One that cannot be read is set
     aside, with a warning: what it knew is lost, and that there was a life before is not."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_RECORD_BYTES + 1)
-        record = msgspec.msgpack.decode(data, type=Record)
-        if record.format == FORMAT:
-            return record
-        problem = f"it has format {record.format}, this version reads {FORMAT}"
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        problem = str(error)
-    logger.warning("what we remembered of peers cannot be read and is set aside: %s (%s)", problem, path)
-    set_aside(path)
-    return Record(FORMAT)
+    return read_kept(path, "what we remembered of peers", _decoder.decode, MAX_RECORD_BYTES) or Record()
 
 
 class Recorder:

@@ -6,14 +6,12 @@ gossip, bodies, exchange -> [Ledger] -> Reputation;   ExchangeStats -> status, m
 import logging
 from collections.abc import Callable
 
-from swarmnode.exchange.drop_reasons import NOT_NEEDED, PENALTIES, Reason
+from swarmnode.exchange.drop_reasons import KNOWN, NOT_NEEDED, Reason
 from swarmnode.exchange.exchange_stats import ExchangeCounts
 from swarmnode.exchange.peers.reputation import BAN_BELOW, Reputation
 from swarmnode.identity.memorable_name import memorable_name
 
 logger = logging.getLogger(__name__)
-
-_KNOWN = frozenset(Reason)
 
 MOST_TOLD = 128
 """Once so many are in the log, reasons that were told are told of no other peer: identities are free."""
@@ -44,13 +42,12 @@ class Ledger(ExchangeCounts):
         each reason is told in the log, so that a count has an example; the first of each peer, too, as long
         as there are few."""
         # A task may raise Rejected with words of its own.
-        known = Reason(reason) if reason in _KNOWN else Reason.INTERNAL
+        known = Reason(reason) if reason in KNOWN else Reason.INTERNAL
         self.dropped[known] += 1
         if known in NOT_NEEDED:
             return
         self._tell(known, peer, detail)
-        penalty = PENALTIES.get(known)
-        newly_banned = penalty is not None and self.reputation.punish(peer, penalty, self._clock())
+        newly_banned = known.points > 0 and self.reputation.punish(peer, known.points, self._clock())
         self.reputation.refused(peer, known)
         logger.debug("%s from %s: %s", known, peer, detail)
         if newly_banned:
@@ -79,6 +76,10 @@ class Ledger(ExchangeCounts):
         """Count what left the pool or the buffer without being used; nobody is to blame."""
         if count:
             self.dropped[reason] += count
+
+    def banned_for_s(self, peer: str) -> float:
+        """Returns how long the ban of a peer still lasts."""
+        return self.reputation.banned_for_s(peer, self._clock())
 
     def accept(self, peer: str) -> None:
         self.accepted += 1

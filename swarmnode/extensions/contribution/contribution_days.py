@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Self
 
 import msgspec
@@ -20,7 +19,7 @@ from msgspec import Meta
 
 from swarmnode.extensions.contribution.power_meter import PowerMeter
 from swarmnode.machine.hardware import card_in_use
-from swarmnode.machine.storage import replace_file, set_aside
+from swarmnode.machine.storage import read_kept, replace_file
 from swarmnode.node.showing.at_work import WAITS
 from swarmnode.node.showing.node_status import NodeStatus, WeekContribution
 
@@ -87,14 +86,13 @@ class ContributionDays:
         self._thread = threading.Thread(target=self._run, name="contribution", daemon=True)
 
     def __enter__(self) -> Self:
-        self._saved = self._load()
+        decode = msgspec.json.Decoder(SavedDays).decode
+        self._saved = read_kept(self._path, "the days of this machine", decode, MOST_BYTES) or SavedDays()
         self._saved.told = self._saved.told or self._today()
         self._thread.start()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._ending.set()
         self._thread.join(PATIENCE_S)
         self._write()
@@ -168,20 +166,6 @@ class ContributionDays:
             learnt=sum(day.learnt for day in days),
             thanked_by=sum(one.thanked_by for one in self._seen.values()),
         )
-
-    def _load(self) -> SavedDays:
-        """Returns what the file says; one that cannot be read is set aside, with a warning."""
-        try:
-            with self._path.open("rb") as file:
-                return msgspec.json.decode(file.read(MOST_BYTES), type=SavedDays)
-        except FileNotFoundError:
-            return SavedDays()
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            logger.warning(
-                "the days of this machine cannot be read and begin anew: %s (%s)", error, self._path
-            )
-            set_aside(self._path)
-            return SavedDays()
 
     def _write(self) -> None:
         with self._lock:

@@ -22,6 +22,7 @@ _PLAIN: dict[Any, str] = {
     list: "array",
     dict: "object",
 }
+_KINDS: dict[str, Any] = {name: kind for kind, name in _PLAIN.items()} | {"number": int | float}
 
 _ARGS = re.compile(r"\n\s*Args:\n(.*?)(?:\n\s*(?:Returns|Raises):|\Z)", re.DOTALL)
 _RETURNS = re.compile(r"\n\s*Returns:\n(.*?)(?:\n\s*Raises:|\Z)", re.DOTALL)
@@ -121,27 +122,15 @@ def _fits(schema: Mapping[str, Any], value: Any) -> bool:
 
 
 def _is(name: str, value: Any, schema: Mapping[str, Any]) -> bool:
-    match name:
-        case "integer":
-            return isinstance(value, int) and not isinstance(value, bool)
-        case "number":
-            return isinstance(value, int | float) and not isinstance(value, bool)
-        case "string":
-            return isinstance(value, str)
-        case "boolean":
-            return isinstance(value, bool)
-        case "null":
-            return value is None
-        case "array":
-            return isinstance(value, list) and _are(schema, cast(list[Any], value))
-        case "object":
-            inner = schema.get("additionalProperties")
-            if not isinstance(value, dict):
-                return False
-            values = cast(dict[Any, Any], value).values()
-            return not isinstance(inner, dict) or all(_fits(cast(Any, inner), one) for one in values)
-        case _:
-            return True
+    if isinstance(value, bool) and name in ("integer", "number"):
+        return False
+    if not isinstance(value, _KINDS.get(name, object)):
+        return False
+    if name == "array":
+        return _are(schema, cast(list[Any], value))
+    inner = schema.get("additionalProperties")
+    values = cast(dict[Any, Any], value).values() if name == "object" and isinstance(inner, dict) else ()
+    return all(_fits(cast(Any, inner), one) for one in values)
 
 
 def _are(schema: Mapping[str, Any], values: list[Any]) -> bool:

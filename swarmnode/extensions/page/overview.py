@@ -5,12 +5,12 @@ page_server.py -> [overview] -> routes.py -> JSON -> static/page.js
 
 from typing import Any
 
+from swarmnode.exchange.drop_reasons import in_words
 from swarmnode.extensions.page.known_peers import known_peers
 from swarmnode.extensions.page.reward_history import RewardHistory
 from swarmnode.extensions.page.verdicts import helping, learning, pace, sampler, why_little
 from swarmnode.node.showing.node_source import NodeSource
 from swarmnode.node.showing.node_status import invitation, joins_from, printable_status
-from swarmnode.node.showing.reasons import in_words
 
 
 def overview(source: NodeSource, history: RewardHistory) -> dict[str, Any]:

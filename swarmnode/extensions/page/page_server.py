@@ -6,7 +6,6 @@ node/showing/page.py: open_page -> [PageServer] -> bounded_server.py -> access.p
 import secrets
 import socket
 import threading
-from types import TracebackType
 from typing import Self
 
 from swarmnode.extensions.page.access import AccessGuard
@@ -55,9 +54,7 @@ class PageServer:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._server.should_exit = True
         self._thread.join()
         self._socket.close()

@@ -6,12 +6,12 @@ from swarmnode.cli.output import Json, table, tell
 from swarmnode.cli.settings import Home, Policy
 from swarmnode.cli.status import running_nodes
 from swarmnode.errors import SwarmnodeError
+from swarmnode.exchange.drop_reasons import in_words
 from swarmnode.exchange.exchange_stats import PeerFigures
 from swarmnode.extensions.page.known_peers import KnownPeer, known_peers
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.node_process import read_running
 from swarmnode.node.building.page_client import ask_status
-from swarmnode.node.showing.reasons import in_words
 
 DISTANCES = {
     "machine": "this machine", "lan": "this LAN", "public": "internet", "relayed": "through a relay",

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from swarmnode.exchange.drop_reasons import Reason
+from swarmnode.exchange.drop_reasons import Reason, in_words
 from swarmnode.exchange.exchange_stats import HealthStats, HelpStats, NodesOf, ReceiptStats
 from swarmnode.network.reach import Reach
 from swarmnode.node.showing.figures import age, shown, sparkline
@@ -29,7 +29,6 @@ from swarmnode.node.showing.node_status import (
     printable_status,
     swarm_of,
 )
-from swarmnode.node.showing.reasons import in_words
 from swarmnode.printable import printable
 from swarmnode.training.records import TrainReport
 

@@ -277,7 +277,7 @@ class PrivateHost:
 
     async def _serve_greetings(self) -> None:
         """Serves greetings under the valid key and earlier ones, which members that were away still use."""
-        for key in self._swarm.record.keys:
+        for key in map(SwarmKey, self._swarm.record.secrets):
 
             async def welcome(peer_id: str, request: bytes, key: SwarmKey = key) -> bytes:
                 try:

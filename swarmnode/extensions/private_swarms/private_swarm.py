@@ -11,7 +11,7 @@ from swarmnode.errors import NetworkError, StorageError
 from swarmnode.extensions.private_swarms.manifest import MAX_LISTED, MAX_MANIFEST_BYTES
 from swarmnode.extensions.private_swarms.swarm_key import SECRET_BYTES, SwarmKey
 from swarmnode.extensions.private_swarms.swarm_record import SwarmRecord, load, save, succeeded
-from swarmnode.machine.storage import replace_file
+from swarmnode.machine.storage import read_kept, replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +19,9 @@ KEEP_EVERY_S = 60.0
 """Seconds between two writes of the members' last-met times; a new member is written at once."""
 
 MAX_NEWS_BYTES = MAX_MANIFEST_BYTES + 1024
+
+MAX_MET_BYTES = 256 * MAX_LISTED
+"""Of a file of who was met: a member takes less than a hundred."""
 
 
 class SwarmUpdate(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -137,13 +140,8 @@ class MetMembers:
 
 def read_met(path: Path) -> dict[str, float]:
     """Returns the members met, from a node's file; empty if it is missing or damaged."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=dict[str, float])
-    except FileNotFoundError:
-        return {}
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        logger.warning("the members that were met cannot be read from %s: %s", path, error)
-        return {}
+    decode = msgspec.json.Decoder(dict[str, float]).decode
+    return read_kept(path, "the members that were met", decode, MAX_MET_BYTES) or {}
 
 
 def _changed_at(path: Path) -> int:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -27,25 +27,30 @@ MAX_FILE_BYTES = 1024 * 1024
 _VERSION_BYTES = 8
 _ASK_AGAIN = "ask for a new invitation, and paste it as a whole"
 
+_Secret = Annotated[bytes, msgspec.Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
+_Secrets = Annotated[tuple[_Secret, ...], msgspec.Meta(min_length=1, max_length=MAX_KEYS)]
+
 
 @dataclass(frozen=True)
 class SwarmRecord:
-    """One private swarm."""
+    """One private swarm, as its file has it."""
 
     name: str
     founder: str
     """Peer id of the founder, who signs the list."""
-    keys: tuple[SwarmKey, ...]
-    """Keys, the valid one first."""
+    secrets: _Secrets = field(repr=False)
+    """Secrets of its keys, the valid one first."""
     seeds: tuple[str, ...] = ()
     signed_list: bytes = b""
     """The list as the founder sealed it. Empty: none has been received."""
     least_version: int = 0
     """Version of the list at our invitation: an earlier list is out of date, whoever sends it."""
+    version: Literal[1] = 1
+    """Version of the file."""
 
     @property
     def key(self) -> SwarmKey:
-        return self.keys[0]
+        return SwarmKey(self.secrets[0])
 
     @property
     def manifest(self) -> Manifest | None:
@@ -59,7 +64,7 @@ class SwarmRecord:
         which it reaches us."""
         version = max(self.least_version, self.manifest.version if self.manifest else 0)
         key = (
-            self.key.secret + public_key_from_peer_id(self.founder) + version.to_bytes(_VERSION_BYTES, "big")
+            self.secrets[0] + public_key_from_peer_id(self.founder) + version.to_bytes(_VERSION_BYTES, "big")
         )
         known = tuple(dict.fromkeys((*seeds, *self.seeds)))[:MAX_SEEDS]
         return Invitation(name=self.name, seeds=known, key=key)
@@ -75,7 +80,7 @@ def founded(name: str, founder: NodeKey, seeds: Sequence[str]) -> SwarmRecord:
     _check_name(name)
     key = SwarmKey.generate()
     manifest = Manifest(name, 1, key.mark, (founder.peer_id,), (), None)
-    return SwarmRecord(name, founder.peer_id, (key,), tuple(seeds), signed(manifest, founder))
+    return SwarmRecord(name, founder.peer_id, (key.secret,), tuple(seeds), signed(manifest, founder))
 
 
 def invited(invitation: Invitation, known: SwarmRecord | None) -> SwarmRecord:
@@ -88,22 +93,22 @@ def invited(invitation: Invitation, known: SwarmRecord | None) -> SwarmRecord:
     )
     if len(invitation.key) != SECRET_BYTES + PUBLIC_KEY_BYTES + _VERSION_BYTES:
         raise NetworkError("the invitation is damaged: its key is cut off", hint=_ASK_AGAIN)
-    key, founder = SwarmKey(secret), peer_id_from_public_key(public)
+    founder = peer_id_from_public_key(public)
     least = int.from_bytes(version, "big")
     if known is None:
-        return SwarmRecord(invitation.name, founder, (key,), invitation.seeds, least_version=least)
+        return SwarmRecord(invitation.name, founder, (secret,), invitation.seeds, least_version=least)
     if known.founder != founder:
         raise NetworkError(
             f"this home is in another private swarm that is called {invitation.name}",
             hint="join this one with another --home DIR",
         )
     seeds = tuple(dict.fromkeys((*invitation.seeds, *known.seeds)))[:MAX_SEEDS]
-    if key in known.keys:
+    if secret in known.secrets:
         # An earlier one of ours: what we were handed since is newer.
         return replace(known, seeds=seeds)
     least = max(least, known.least_version, known.manifest.version if known.manifest else 0)
-    keys = (key, *known.keys)[:MAX_KEYS]
-    return replace(known, keys=keys, seeds=seeds, signed_list=b"", least_version=least)
+    secrets = (secret, *known.secrets)[:MAX_KEYS]
+    return replace(known, secrets=secrets, seeds=seeds, signed_list=b"", least_version=least)
 
 
 def changed(
@@ -136,12 +141,11 @@ def changed(
             f"a list names at most {MAX_LISTED} removed peers",
             hint="`swarmnode swarm rotate --only PEER` names those who stay instead",
         )
-    keys = (SwarmKey.generate(), *record.keys)[:MAX_KEYS] if new_key else record.keys
+    secrets = (SwarmKey.generate().secret, *record.secrets)[:MAX_KEYS] if new_key else record.secrets
+    mark = SwarmKey(secrets[0]).mark
     allowed = before.publishers if publishers is None else _ids(publishers) or None
-    manifest = Manifest(
-        record.name, before.version + 1, keys[0].mark, tuple(sorted(staying)), removed, allowed
-    )
-    return replace(record, keys=keys, signed_list=signed(manifest, founder))
+    manifest = Manifest(record.name, before.version + 1, mark, tuple(sorted(staying)), removed, allowed)
+    return replace(record, secrets=secrets, signed_list=signed(manifest, founder))
 
 
 def succeeded(record: SwarmRecord, signed_list: bytes, secret: bytes) -> SwarmRecord | None:
@@ -154,7 +158,7 @@ def succeeded(record: SwarmRecord, signed_list: bytes, secret: bytes) -> SwarmRe
         return replace(record, signed_list=signed_list)
     if len(secret) != SECRET_BYTES or SwarmKey(secret).mark != manifest.key_mark:
         raise Rejected("another_key", "it is not the one that the founder has signed for")
-    return replace(record, keys=(SwarmKey(secret), *record.keys)[:MAX_KEYS], signed_list=signed_list)
+    return replace(record, secrets=(secret, *record.secrets)[:MAX_KEYS], signed_list=signed_list)
 
 
 def _check_name(name: str) -> None:
@@ -180,16 +184,6 @@ def _ids(peer_ids: Sequence[str]) -> tuple[str, ...]:
 # ---- the file ----
 
 
-class _SwarmFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    name: str
-    founder: str
-    secrets: Annotated[tuple[bytes, ...], msgspec.Meta(min_length=1, max_length=MAX_KEYS)]
-    seeds: tuple[str, ...]
-    signed_list: bytes
-    least_version: int = 0
-    version: Literal[1] = 1
-
-
 def names_in(folder: Path) -> tuple[str, ...]:
     """Returns the names of the private swarms that a home has a key for."""
     return tuple(sorted(path.stem for path in folder.glob(f"*{SUFFIX}")))
@@ -197,12 +191,8 @@ def names_in(folder: Path) -> tuple[str, ...]:
 
 def save(record: SwarmRecord, path: Path) -> None:
     """Writes the record, readable by us alone. Raises StorageError."""
-    secrets = tuple(key.secret for key in record.keys)
-    content = _SwarmFile(
-        record.name, record.founder, secrets, record.seeds, record.signed_list, record.least_version
-    )
     try:
-        replace_file(path, msgspec.json.format(msgspec.json.encode(content), indent=1), mode=0o600)
+        replace_file(path, msgspec.json.format(msgspec.json.encode(record), indent=1), mode=0o600)
     except OSError as error:
         raise StorageError(f"the key of a swarm cannot be kept in {path}: {error.strerror}") from error
 
@@ -214,12 +204,8 @@ def load(path: Path) -> SwarmRecord:
         with path.open("rb") as file:
             keep_secret(path, file.fileno())
             data = file.read(MAX_FILE_BYTES)
-        content = msgspec.json.decode(data, type=_SwarmFile)
-        keys = tuple(SwarmKey(secret) for secret in content.secrets)
-        record = SwarmRecord(
-            content.name, content.founder, keys, content.seeds, content.signed_list, content.least_version
-        )
-        if content.name != path.stem or (record.manifest and record.manifest.key_mark != record.key.mark):
+        record = msgspec.json.decode(data, type=SwarmRecord)
+        if record.name != path.stem or (record.manifest and record.manifest.key_mark != record.key.mark):
             raise NetworkError("its parts do not belong together")
     except OSError as error:
         raise NetworkError(f"cannot read {path}: {error.strerror}", hint=hint) from error

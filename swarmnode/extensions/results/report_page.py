@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from typing import Any
 
+from swarmnode.exchange.drop_reasons import in_words
 from swarmnode.extensions.page.known_peers import known_peers
 from swarmnode.extensions.page.verdicts import PageVerdict, helping, learning, pace, sampler, why_little
 from swarmnode.extensions.results.html import Curve, Html, element, plot, table
@@ -15,7 +16,6 @@ from swarmnode.extensions.results.model_card import base_name
 from swarmnode.extensions.results.run_record import RunRecord
 from swarmnode.node.showing.figures import age
 from swarmnode.node.showing.node_status import NodeStatus
-from swarmnode.node.showing.reasons import in_words
 
 TIMES = {"whole round": "round_s", "generating": "generate_s", "training": "train_s"}
 SHOWN_ROUNDS = 3

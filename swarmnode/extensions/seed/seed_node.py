@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import partial
-from types import TracebackType
 from typing import Self
 
 from swarmnode.errors import NetworkError, Rejected
@@ -72,9 +71,9 @@ class SeedNode:
         swarm = config.swarm.name
         beside = {help_topic_of(swarm): self._count, receipts_topic_of(swarm): self._count}
         self._headers = HeaderGossip(host, {topic_of(swarm): self._hear, **beside})
-        self._ledger = Ledger(Reputation(), time.time, on_ban=self._shut_out)
+        self._ledger = Ledger(Reputation(), time.time, on_ban=lambda peer: self._door.bar(peer))
         self._bodies = BodyTransfer(host, settings, self._ledger, clock=time.time, rng=random.Random())
-        self._door = ConnectionGate(host, self._banned_for_s, self._bodies.is_connected_to)
+        self._door = ConnectionGate(host, self._ledger.banned_for_s, self._bodies.is_connected_to)
         self._health = SwarmHealth(swarm, time.time)
         self._pace = TokenBucket(TOTAL_HEADERS_PER_S, TOTAL_HEADERS_BURST)
         """Headers that are looked into; all are passed on."""
@@ -105,9 +104,7 @@ class SeedNode:
         self._board.enter("connecting others")
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._stack.aclose()
 
     async def run(self) -> None:
@@ -153,12 +150,6 @@ class SeedNode:
     def _count(self, message: Message) -> None:
         self._ledger.headers_seen += 1
         self._ledger.bytes_in += len(message.data)
-
-    def _shut_out(self, peer: str) -> None:
-        self._door.bar(peer)
-
-    def _banned_for_s(self, peer: str) -> float:
-        return self._ledger.reputation.banned_for_s(peer, time.time())
 
     def _sharing(self) -> Sharing:
         ledger = self._ledger

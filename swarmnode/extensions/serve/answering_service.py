@@ -12,7 +12,6 @@ import time
 from dataclasses import dataclass, field
 from itertools import count
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Self
 
 from swarmnode.chat import ROLES, prompt_of
@@ -88,9 +87,7 @@ class AnsweringService:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with self._changed:
             self._closing = True
             self._changed.notify_all()

@@ -17,7 +17,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -103,9 +102,7 @@ class AnsweringSocket:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._closing = True
         self._socket.shutdown(socket.SHUT_RDWR)  # Wakes up whoever accepts.
         self._thread.join()

@@ -21,7 +21,6 @@ import subprocess
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import IO, Literal, Self
 
 from swarmnode.errors import SwarmnodeError
@@ -119,9 +118,7 @@ class Lab:
             self._exit = stack.pop_all()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._exit.close()
 
     def public(self) -> LabMachine:

@@ -5,7 +5,6 @@ seeds, cache, Kademlia providers, mDNS -> [PeerBook] -> [next_dials] -> Discover
 What we once connected to is written to disk, so a node finds its swarm again when every seed is gone.
 """
 
-import logging
 import random
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -14,11 +13,9 @@ from typing import Literal
 
 import msgspec
 
-from swarmnode.errors import NetworkError, StorageError
-from swarmnode.machine.storage import replace_file, set_aside
+from swarmnode.errors import StorageError
+from swarmnode.machine.storage import read_kept, replace_file
 from swarmnode.network.multiaddr import MAX_ADDRESSES_PER_PEER, split_peer
-
-logger = logging.getLogger(__name__)
 
 Source = Literal["seed", "cache", "kademlia", "mdns"]
 """Origin of an address: the user's configuration, an earlier run, the routing table, or the local network."""
@@ -70,12 +67,7 @@ class PeerBook:
     def load(cls, path: Path) -> "PeerBook":
         """Returns the peers of an earlier run. A damaged file is set aside and logged; the node starts
         without it."""
-        try:
-            return cls(path, _read(path) if path.exists() else ())
-        except (OSError, ValueError, msgspec.DecodeError, NetworkError) as error:
-            logger.warning("the peer book %s is damaged (%s); starting without it", path, error)
-            set_aside(path)
-            return cls(path)
+        return cls(path, read_kept(path, "the peer book", _read, MAX_FILE_BYTES) or ())
 
     def save(self) -> None:
         """Writes the addresses that once worked, atomically. Raises StorageError."""
@@ -166,13 +158,11 @@ def _encode(book: PeerBook) -> bytes:
     return msgspec.json.format(msgspec.json.encode(_PeerFile(peers=seen)), indent=1)
 
 
-def _read(path: Path) -> Iterator[KnownAddress]:
-    if path.stat().st_size > MAX_FILE_BYTES:
-        raise ValueError(f"it is larger than {MAX_FILE_BYTES} bytes")
-    saved = msgspec.json.decode(path.read_bytes(), type=_PeerFile)
-    for entry in saved.peers[:MAX_ADDRESSES]:
+def _read(data: bytes) -> list[KnownAddress]:
+    saved = msgspec.json.decode(data, type=_PeerFile).peers[:MAX_ADDRESSES]
+    for entry in saved:
         split_peer(entry.address)
-        yield KnownAddress(entry.address, "cache", last_seen=entry.last_seen)
+    return [KnownAddress(entry.address, "cache", last_seen=entry.last_seen) for entry in saved]
 
 
 def _worth(known: KnownAddress) -> tuple[bool, int, float]:

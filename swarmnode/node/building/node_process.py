@@ -15,7 +15,6 @@ import logging
 import os
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Self
 
 import msgspec
@@ -56,9 +55,7 @@ class IdentityLock:
         self._descriptor = descriptor
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None

@@ -21,7 +21,7 @@ import msgspec
 
 from swarmnode import __version__
 from swarmnode.errors import NetworkError
-from swarmnode.exchange.drop_reasons import NOT_NEEDED, Reason
+from swarmnode.exchange.drop_reasons import NOT_NEEDED, Reason, in_words
 from swarmnode.exchange.exchange_stats import ExchangeStats
 from swarmnode.exchange.library.borrower import Borrower
 from swarmnode.network.daemon.relaying import RELAY_IN_WORDS
@@ -45,7 +45,6 @@ from swarmnode.node.showing.node_status import (
     joins_from,
     short_invitation,
 )
-from swarmnode.node.showing.reasons import in_words
 from swarmnode.training.records import Counters, TrainReport
 from swarmnode.types import RolloutGroup, by_reward, mean_or_none, spread_of
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from textwrap import indent
-from types import TracebackType
 from typing import Any, Self
 
 from swarmnode.node.showing.board import Occasion, RoundLines, Watcher, Watchers, policy_label
@@ -90,9 +89,7 @@ class Screen:
             self._keep_file(self._log_file)
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for handler in self._handlers:
             self._logger.removeHandler(handler)
             handler.close()

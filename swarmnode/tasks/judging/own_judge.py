@@ -31,17 +31,7 @@ from swarmnode.tasks.deadlines.daemon_threads import DaemonThread
 from swarmnode.tasks.deadlines.task_lock import leave_behind
 from swarmnode.tasks.deadlines.timed_threads import TimedThreads
 from swarmnode.tasks.source_file import of_theirs
-from swarmnode.tasks.task import (
-    Environment,
-    Isolated,
-    Task,
-    evaluation_size_of,
-    is_environment,
-    is_exchangeable,
-    judges_groups,
-    levels_of,
-    score_strictly,
-)
+from swarmnode.tasks.task import Environment, Isolated, Task, TaskAround, is_environment, score_strictly
 from swarmnode.types import Example, Scores
 
 T = TypeVar("T")
@@ -141,17 +131,12 @@ def _advice(error: SwarmnodeError) -> str:
     return f"{ADVICE}; {MORE_TIME}" if isinstance(error, JudgementOverran) else ADVICE
 
 
-class JudgedTask:
+class JudgedTask(TaskAround):
     """A task of one's own policy. Answers whose judgement is lost have no reward."""
 
     def __init__(self, task: Task, judge: OwnJudge) -> None:
         self.task = task
-        self.name = task.name
         self.version = task.version
-        self.exchangeable = is_exchangeable(task)
-        self.judges_groups = judges_groups(task)
-        self.levels = levels_of(task)
-        self.evaluation_size = evaluation_size_of(task)
         self._judge = judge
         self._one_at_a_time = threading.Lock()
         """Whoever writes a task for this process thinks of one thread that judges our own rollouts."""

@@ -20,15 +20,7 @@ from swarmnode.chat import Message, Said, Turn
 from swarmnode.errors import TaskError, where
 from swarmnode.tasks.rows import read_row
 from swarmnode.tasks.source_file import load_source, of_theirs, read_source
-from swarmnode.tasks.task import (
-    demonstrations_of,
-    evaluation_size_of,
-    is_environment,
-    is_exchangeable,
-    is_task,
-    judges_groups,
-    levels_of,
-)
+from swarmnode.tasks.task import TaskAround, is_environment, is_task
 from swarmnode.types import Example, ExampleKey
 
 _END = object()
@@ -93,18 +85,15 @@ def look_here_too() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ImportedTask:
+class ImportedTask(TaskAround):
     """A Task object of the user, with its examples and errors in the form that ours have."""
 
-    name: str
-    version: str
     spec: str
     task: Any
-    exchangeable: bool
-    judges_groups: bool
-    levels: int
-    evaluation_size: int
-    demonstrations: Any
+
+    @property
+    def version(self) -> str:
+        return str(self.task.version)
 
     def examples(self, seed: int) -> Iterator[Example]:
         """Yields the object's own examples; rows as in a task file become examples. Raises TaskError."""
@@ -143,17 +132,7 @@ def task_of(found: Attribute) -> ImportedTask | None:
     if not is_task(task):
         return None
     kind = ImportedEnvironment if is_environment(task) else ImportedTask
-    return kind(
-        str(task.name),
-        str(task.version),
-        found.spec,
-        task,
-        is_exchangeable(task),
-        judges_groups(task),
-        levels_of(task),
-        evaluation_size_of(task),
-        demonstrations_of(task),
-    )
+    return kind(found.spec, task)
 
 
 def _made(found: Attribute) -> Any:

@@ -7,23 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from swarmnode.tasks.digests import judged_version
-from swarmnode.tasks.drawing.demonstrations import GivenDemonstrations
 from swarmnode.tasks.environment_maker import environments
 from swarmnode.tasks.judging.rewards import Reward, are_exchangeable, judge_groups, score_with
-from swarmnode.tasks.task import (
-    Task,
-    demonstrations_of,
-    evaluation_size_of,
-    holds_out,
-    is_environment,
-    is_exchangeable,
-    levels_of,
-)
+from swarmnode.tasks.task import Task, TaskAround, holds_out, is_environment, is_exchangeable
 from swarmnode.types import Example
 
 
 @dataclass(frozen=True, slots=True)
-class RewardedTask:
+class RewardedTask(TaskAround):
     """The examples of one task, judged by other rewards. Its version differs, so it exchanges nothing with
     nodes that have only the original."""
 
@@ -32,29 +23,10 @@ class RewardedTask:
     version: str
 
     @property
-    def name(self) -> str:
-        return self.task.name
-
-    @property
     def exchangeable(self) -> bool:
         """True if the wrapped task is exchangeable and these rewards score single answers alike on every
         node."""
         return is_exchangeable(self.task) and are_exchangeable(self.rewards)
-
-    @property
-    def levels(self) -> int:
-        """Number of levels of the wrapped task."""
-        return levels_of(self.task)
-
-    @property
-    def evaluation_size(self) -> int:
-        """Number of examples in the wrapped task's own evaluation set."""
-        return evaluation_size_of(self.task)
-
-    @property
-    def demonstrations(self) -> GivenDemonstrations:
-        """The other task's, which these rewards judge, too."""
-        return demonstrations_of(self.task)
 
     @property
     def judges_groups(self) -> bool:

@@ -52,13 +52,7 @@ class IsolatedTask(Isolated):
         self._process = process
         self._load = load
         self._known = known
-        self.name = loaded.name
-        self.version = loaded.version
-        self.exchangeable = loaded.exchangeable
-        self.judges_groups = loaded.judges_groups
-        self.levels = loaded.levels
-        self.evaluation_size = loaded.evaluation_size
-        self.demonstrations = loaded.demonstrations
+        self.task, self.version = loaded, loaded.version
         if loaded.most_turns is not None:
             self.most_turns = loaded.most_turns
 

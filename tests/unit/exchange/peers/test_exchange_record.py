@@ -14,7 +14,7 @@ from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.gossip.announcing import ModelLabel, compose
 from swarmnode.exchange.limits import PROVEN_AFTER
-from swarmnode.exchange.peers.exchange_record import FORMAT, Record, Recorder, SavedStanding, load
+from swarmnode.exchange.peers.exchange_record import Record, Recorder, SavedStanding, load
 from swarmnode.exchange.peers.reputation import BAN_BELOW
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import replace_file
@@ -152,7 +152,7 @@ async def test_bans_and_proofs_outlive_a_restart(live, sealed_of, key):
 
 async def test_it_is_written_now_and_then_and_only_when_there_is_news(path: Path, monkeypatch):
     monkeypatch.setattr("swarmnode.exchange.peers.exchange_record.WRITE_EVERY_S", 0.01)
-    records = [Record(FORMAT), Record(FORMAT, groups=((b"k" * 16, 1.0),))]
+    records = [Record(), Record(groups=((b"k" * 16, 1.0),))]
     news = asyncio.Event()
     recorder = Recorder(path, lambda: records[news.is_set()])
     async with asyncio.TaskGroup() as tasks:
@@ -169,16 +169,16 @@ async def test_it_is_written_now_and_then_and_only_when_there_is_news(path: Path
 
 async def test_a_life_that_is_killed_at_its_start_has_left_its_record(path: Path):
     async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(Recorder(path, lambda: Record(FORMAT)).run())
+        running = tasks.create_task(Recorder(path, lambda: Record()).run())
         await until(path.exists)
         running.cancel()
-    assert load(path) == Record(FORMAT)
+    assert load(path) == Record()
 
 
 async def test_what_must_not_be_forgotten_is_written_before_its_time(path: Path, monkeypatch):
     monkeypatch.setattr("swarmnode.exchange.peers.exchange_record.WRITE_EVERY_S", 1e6)
     monkeypatch.setattr("swarmnode.exchange.peers.exchange_record.HURRY_S", 0.01)
-    records = [Record(FORMAT), Record(FORMAT, groups=((b"k" * 16, 1.0),))]
+    records = [Record(), Record(groups=((b"k" * 16, 1.0),))]
     recorder = Recorder(path, lambda: records[0])
     async with asyncio.TaskGroup() as tasks:
         running = tasks.create_task(recorder.run())
@@ -193,7 +193,7 @@ async def test_a_disk_that_is_full_is_told_once_and_ends_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     (tmp_path / "file").write_bytes(b"")
-    recorder = Recorder(tmp_path / "file" / "record", lambda: Record(FORMAT))
+    recorder = Recorder(tmp_path / "file" / "record", lambda: Record())
     with caplog.at_level(logging.WARNING):
         await recorder.write()
         await recorder.write()
@@ -205,9 +205,9 @@ async def test_a_disk_that_is_full_is_told_once_and_ends_nothing(
     [
         b"",
         b"what is left of it",
-        msgspec.msgpack.encode(Record(FORMAT + 1)),
-        msgspec.msgpack.encode([FORMAT, [[b"short", 1.0]]]),
-        msgspec.msgpack.encode(Record(FORMAT))[:-1],
+        msgspec.msgpack.encode((2,)),
+        msgspec.msgpack.encode([1, [[b"short", 1.0]]]),
+        msgspec.msgpack.encode(Record())[:-1],
         bytes(17 * 1024 * 1024),
     ],
     ids=["empty", "garbage", "format", "key", "cut", "long"],
@@ -218,7 +218,7 @@ def test_a_damaged_record_is_set_aside_and_still_tells_that_there_was_a_life_bef
     path.parent.mkdir()
     path.write_bytes(damaged)
     with caplog.at_level(logging.WARNING):
-        assert load(path) == Record(FORMAT)
+        assert load(path) == Record()
     assert "set aside" in caplog.text
     assert not path.exists() and path.with_name("exchange.record.damaged").exists()
 
@@ -232,7 +232,7 @@ def test_a_full_record_can_be_read_again(path: Path):
     standings = tuple(
         SavedStanding(f"peer {number}", BAN_BELOW - 1, 1.0, True, 3, 9.0, False, 7) for number in range(4096)
     )
-    record = Record(FORMAT, keys, keys, keys, standings)
+    record = Record(1, keys, keys, keys, standings)
     path.parent.mkdir()
     path.write_bytes(msgspec.msgpack.encode(record))
     assert load(path) == record

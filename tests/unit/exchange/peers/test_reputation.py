@@ -1,6 +1,6 @@
 import pytest
 
-from swarmnode.exchange.drop_reasons import PENALTIES, Reason
+from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.limits import (
     HEADERS_BURST,
@@ -57,7 +57,7 @@ def test_a_peer_is_banned_once_and_forgiven_slowly():
 
 
 def test_one_offence_never_bans():
-    assert all(penalty <= FULL_SCORE - 20.0 for penalty in PENALTIES.values())
+    assert all(reason.points <= FULL_SCORE - 20.0 for reason in Reason)
 
 
 def test_a_judge_of_ours_that_is_slow_for_everybody_bans_nobody():
@@ -68,7 +68,7 @@ def test_a_judge_of_ours_that_is_slow_for_everybody_bans_nobody():
         if reputation.has_judge_time("a", now):
             now += deadline_s
             judge_time.took("a", "proven", deadline_s, now)
-            assert not reputation.punish("a", PENALTIES[Reason.SCORE_TIMEOUT], now)
+            assert not reputation.punish("a", Reason.SCORE_TIMEOUT.points, now)
         now += 1.0
 
 
@@ -164,7 +164,7 @@ def test_names_without_end_displace_each_other_and_not_those_who_gave_us_a_group
 
 def test_a_rare_answer_too_long_is_forgiven_and_a_stream_of_them_ends_in_a_ban():
     rare, stream = Reputation(), Reputation()
-    price = PENALTIES[Reason.TOO_LONG]
+    price = Reason.TOO_LONG.points
     assert not any(rare.punish("a", price, 300.0 * number) for number in range(1000))
     assert any(stream.punish("a", price, float(number)) for number in range(25))
 
@@ -199,7 +199,7 @@ def test_an_environment_that_is_slow_for_everybody_bans_nobody():
         now += 1.0
         if reputation.may_be_asked("a", now):
             reputation.did_not_deliver("a", now)
-            assert not reputation.punish("a", PENALTIES[Reason.PLAY_TIMEOUT], now)
+            assert not reputation.punish("a", Reason.PLAY_TIMEOUT.points, now)
 
 
 def test_names_that_somebody_asks_about_are_not_remembered_and_no_ban_is_forgotten_for_them():

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmnode.errors import Rejected, TaskError
-from swarmnode.exchange.drop_reasons import PENALTIES, Reason
+from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.gossip.announcing import ModelLabel, compose
 from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.messages import (
@@ -184,7 +184,7 @@ def test_a_header_tells_beforehand_that_its_answers_are_too_long_for_us(
 ):
     megabyte = resealed(composed, key, body_bytes=1024 * 1024)
     assert reason_of(check, megabyte, key, max_tokens=64) == "oversized"
-    assert "oversized" not in PENALTIES
+    assert Reason.OVERSIZED.points == 0
     check(resealed(composed, key, body_bytes=64 * 4 * 8), key, max_tokens=64)
 
 
@@ -233,7 +233,7 @@ def test_a_judge_of_ours_that_had_no_time_makes_nobody_a_liar(
     assert check_body(composed.body, liar, busy).false_claim, "it was caught with a wrong answer"
     silent = replace(rules, tasks={task.name: Busy()})
     assert reason_of(check_body, composed.body, honest, silent) == Reason.JUDGE_BUSY
-    assert Reason.JUDGE_BUSY not in PENALTIES
+    assert Reason.JUDGE_BUSY.points == 0
 
 
 @dataclass(frozen=True)

@@ -350,8 +350,7 @@ class Apart(Isolated):
     """An environment as if it ran in a process of its own."""
 
     def __init__(self, task: Environment) -> None:
-        self.task = task
-        self.name, self.version, self.exchangeable = task.name, task.version, task.exchangeable
+        self.task, self.version = task, task.version
         self.most_turns, self.observe = task.most_turns, task.observe
 
     spec, workers = "", 1

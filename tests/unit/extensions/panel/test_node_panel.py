@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 from rich.console import Console, RenderableType
 
-from swarmnode.exchange.drop_reasons import Reason
+from swarmnode.exchange.drop_reasons import Reason, in_words
 from swarmnode.exchange.exchange_stats import HealthStats, HelpStats, NodesOf, ReceiptStats
 from swarmnode.extensions.panel.live_panel import room_below
 from swarmnode.extensions.panel.node_panel import NodePanel, rows_that_fit
@@ -28,7 +28,6 @@ from swarmnode.node.showing.node_status import (
     invitation,
     measurements,
 )
-from swarmnode.node.showing.reasons import in_words
 from swarmnode.training.records import TrainReport
 from tests.shown_page import STATUS
 

@@ -105,7 +105,7 @@ def test_a_new_key_is_handed_to_members_by_whoever_has_it_and_to_nobody_else(tmp
     friend = kept(replace(before, signed_list=b""), tmp_path / "friend")
     friend.hear(news)
     assert friend.key == after.key
-    assert load(file_of(tmp_path / "friend", "friends")).keys == (after.key, before.key)
+    assert load(file_of(tmp_path / "friend", "friends")).secrets == (after.key.secret, before.key.secret)
     handed_on = friend.news_for(FOUNDER.peer_id, before.key, 1)
     assert handed_on is not None and handed_on.secret == after.key.secret
 
@@ -139,7 +139,7 @@ def test_a_second_invitation_does_not_make_a_home_forget_how_far_the_list_had_co
     first = friends()
     second = changed(first, FOUNDER, publishers=[FRIEND.peer_id])
     save(second, file_of(tmp_path, "friends"))
-    accept(replace(first, keys=(SwarmKey.generate(),), signed_list=b"").invitation(()), tmp_path)
+    accept(replace(first, secrets=(SwarmKey.generate().secret,), signed_list=b"").invitation(()), tmp_path)
     found = record_of(tmp_path, "friends")
     assert found is not None and found.manifest is None
     assert succeeded(found, first.signed_list, first.key.secret) is None
