@@ -264,8 +264,9 @@ class Node:
                     member.request_stop()
                 return asyncio.run(serve(member, Company([member], takes_signals=False)))
         except SwarmnodeError as error:
-            # It says what to do; where in the node it was noticed is of no use to a script. Its cause stays.
-            raise error.with_traceback(None)  # noqa: B904
+            # It says what to do; where in the node it was noticed is of no use to a script. That of a task has
+            # the line that failed in its text.
+            raise error.with_traceback(None) from None if isinstance(error, TaskError) else error.__cause__
         finally:
             self._request_stop, self._fresh, self._stopping = None, False, False
             self._running.release()
@@ -311,8 +312,8 @@ class TrainedPolicy:
         list.
 
         `temperature` and `max_tokens`: as the policy trains, unless given; temperature 0 takes the likeliest
-        token. The same `seed` gives the same samples; None: others each time. Raises TaskError for messages that are none and
-        ModelError for what the engine refuses, as a prompt that is too long.
+        token. The same `seed` gives the same samples; None: others each time. Raises TaskError for messages
+        that are none and ModelError for what the engine refuses, as a prompt that is too long.
         """
         if isinstance(prompt, Mapping | bytes) or not isinstance(cast(object, prompt), Iterable):
             raise TaskError(
