@@ -147,6 +147,23 @@ def test_settings_that_it_names_exist(page: str) -> None:
     assert {key for key in unknown - FILES_LIKE_SETTINGS if not key.endswith(".py")} == set()
 
 
+EXAMPLE_FILES = {"file.py", "FILE.py", "my.py", "rw.py", "add.py", "re.py", "module.py", "random.py"}
+
+
+def test_files_that_docstrings_name_exist() -> None:
+    there = {
+        path.name for path in (*PACKAGE.rglob("*.py"), *(ROOT / "rewards").rglob("*.py"))
+    } | EXAMPLE_FILES
+    gone = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in PACKAGE.rglob("*.py")
+        for text in re.findall(r'""".*?"""', path.read_text(), re.DOTALL)
+        for name in re.findall(r"\w+\.py\b", text)
+        if name not in there
+    ]
+    assert gone == []
+
+
 def test_the_page_of_pipelines_names_the_families_that_can_be_cut() -> None:
     assert CAN_BE_CUT in text_of("docs/pipeline.md")
 
