@@ -264,9 +264,8 @@ class Node:
                     member.request_stop()
                 return asyncio.run(serve(member, Company([member], takes_signals=False)))
         except SwarmnodeError as error:
-            # It says what to do; where in the node it was noticed is of no use to a script. One of a task has
-            # the line that failed in its text.
-            raise error.with_traceback(None) from None if isinstance(error, TaskError) else error.__cause__
+            # It says what to do; where in the node it was noticed is of no use to a script, but its cause is.
+            raise error.with_traceback(None) from error.__cause__
         finally:
             self._request_stop, self._fresh, self._stopping = None, False, False
             self._running.release()

@@ -252,7 +252,8 @@ def test_a_reward_that_fails_is_one_error_with_the_line_that_failed(options: dic
     with pytest.raises(TaskError, match=r"leaves failed: SystemExit\(4\). see .*test_api.py") as caught:
         sn.run(letters, leaves, rounds=1, **options)
     told = "".join(traceback.format_exception(caught.value))
-    assert told.count("Traceback") == 2 and "Group" not in told
+    assert isinstance(caught.value.__cause__, SystemExit), "a debugger gets to the line that failed"
+    assert told.count("Traceback") == 3 and "Group" not in told
     assert told.endswith("sys.exit(4)\nSystemExit: 4\n") and len(told.splitlines()) < 25
 
 
