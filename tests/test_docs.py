@@ -147,13 +147,22 @@ def test_settings_that_it_names_exist(page: str) -> None:
     assert {key for key in unknown - FILES_LIKE_SETTINGS if not key.endswith(".py")} == set()
 
 
-EXAMPLE_FILES = {"file.py", "FILE.py", "my.py", "rw.py", "add.py", "re.py", "module.py", "random.py"}
+EXAMPLE_FILES = {
+    "file.py",
+    "FILE.py",
+    "my.py",
+    "rw.py",
+    "add.py",
+    "re.py",
+    "module.py",
+    "random.py",
+    "last.py",
+}
 
 
 def test_files_that_docstrings_name_exist() -> None:
-    there = {
-        path.name for path in (*PACKAGE.rglob("*.py"), *(ROOT / "rewards").rglob("*.py"))
-    } | EXAMPLE_FILES
+    folders = (PACKAGE, ROOT / "rewards", ROOT / "benchmarks", ROOT / "examples", ROOT / "checks")
+    there = EXAMPLE_FILES.union(path.name for folder in folders for path in folder.rglob("*.py"))
     gone = [
         f"{path.relative_to(ROOT)}: {name}"
         for path in PACKAGE.rglob("*.py")

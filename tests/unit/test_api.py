@@ -254,7 +254,7 @@ def test_a_reward_that_fails_is_one_error_with_the_line_that_failed(options: dic
     told = "".join(traceback.format_exception(caught.value))
     assert isinstance(caught.value.__cause__, SystemExit), "a debugger gets to the line that failed"
     assert told.count("Traceback") == 3 and "Group" not in told
-    assert told.endswith("sys.exit(4)\nSystemExit: 4\n") and len(told.splitlines()) < 25
+    assert told.endswith("sys.exit(4)\nSystemExit: 4\n") and len(told.splitlines()) < 32
 
 
 def test_a_summary_tells_of_rewards_that_failed_or_were_none_though_nothing_is_printed(
@@ -395,6 +395,11 @@ def test_a_run_that_shows_nothing_still_reaches_a_programs_own_logging(
     assert quiet > 0 and ours.propagate
     sn.run(letters, length, rounds=2, **options)
     assert len(caplog.records) == quiet and ours.propagate
+
+
+def test_a_summary_tells_that_the_gradient_was_not_finite(options: dict[str, Any]) -> None:
+    options["settings"] = {**SMALL, "training.loss": "tests.own_losses:nowhere_finite"}
+    assert "the gradient is not finite" in sn.run(letters, length, rounds=1, **options).advice
 
 
 def test_run_has_the_parameters_of_a_node() -> None:

@@ -157,7 +157,7 @@ class Borrower:
         """Takes note of whose answers to which examples the book holds. Nothing is borrowed before."""
         self.shelf.settle(taught, self._versions)
         if not self._settled.is_set():
-            # A book that has finds of ours in a task let go of the others: they would come back as a stranger's.
+            # A book with finds of ours in a task let go of others: they would come back as a stranger's.
             ours = self._context.key.peer_id
             self.shelf.pass_over(ours, {key.task for author, key in taught if author == ours})
             self._settled.set()

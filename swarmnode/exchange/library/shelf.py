@@ -9,7 +9,8 @@ are what others can ask for. What the book did not take within some rounds, or l
 
 The file is a library as anyone can read it (signed_group.py): rows are added at its end now and then, beside
 the event loop, and it is written anew when half of it is gone from the shelf, and at the end. After a kill
-the rows of the last seconds are missing. Rows of tasks that this node does not have now stay, within the bound of all.
+the rows of the last seconds are missing. Rows of tasks that this node does not have now stay, within the
+bound of all.
 
 At a start the book may know less than the file: rows were imported, the node starts over, or the checkpoint
 is older. What the book does not hold is read again then, like a peer's library (borrower.py).
@@ -201,8 +202,8 @@ class Shelf:
             await self.write()
 
     async def write(self, *, last: bool = False) -> None:
-        """Bring the file up to date; the `last` time without what the book let go of, which a start would read
-        again. An error of the disk is told once."""
+        """Bring the file up to date; the `last` time without what the book let go of, which a start would
+        read again. An error of the disk is told once."""
         if self._path is None:
             return
         if self._writing is not None:
