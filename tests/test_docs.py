@@ -161,7 +161,7 @@ EXAMPLE_FILES = {
 
 
 def test_files_that_docstrings_name_exist() -> None:
-    folders = (PACKAGE, ROOT / "rewards", ROOT / "benchmarks", ROOT / "examples", ROOT / "checks")
+    folders = (PACKAGE, ROOT / "rewards", ROOT / "benchmarks", ROOT / "examples", ROOT / "tests")
     there = EXAMPLE_FILES.union(path.name for folder in folders for path in folder.rglob("*.py"))
     gone = [
         f"{path.relative_to(ROOT)}: {name}"
