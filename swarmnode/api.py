@@ -152,7 +152,7 @@ class Node:
             )
         self._monitors = [checked_monitor(one) for one in monitors if not isinstance(one, str)]
         self._settings = _settings_of_trained(
-            home, preset, model, _names(task), {**flags, **(settings or {})}, tokenizer
+            home, preset, model, {**flags, **_names(task)}, settings, tokenizer
         )
         refuse_untrained(task)
         rewards = rewards_of(reward)
@@ -264,8 +264,8 @@ class Node:
                     member.request_stop()
                 return asyncio.run(serve(member, Company([member], takes_signals=False)))
         except SwarmnodeError as error:
-            # It says what to do; where in the node it was noticed is of no use to a script.
-            raise error.with_traceback(None) from None
+            # It says what to do; where in the node it was noticed is of no use to a script, but its cause is.
+            raise error.with_traceback(None) from error.__cause__
         finally:
             self._request_stop, self._fresh, self._stopping = None, False, False
             self._running.release()
@@ -283,7 +283,12 @@ class TrainedPolicy:
 
     @overload
     def generate(  # pyright: ignore[reportOverlappingOverload]  to a type checker a text is a sequence, too
-        self, prompt: Asked, *, temperature: float | None = None, max_tokens: int | None = None, seed: int = 0
+        self,
+        prompt: Asked,
+        *,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        seed: int | None = None,
     ) -> str: ...
     @overload
     def generate(
@@ -292,7 +297,7 @@ class TrainedPolicy:
         *,
         temperature: float | None = None,
         max_tokens: int | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> list[str]: ...
     def generate(
         self,
@@ -300,22 +305,23 @@ class TrainedPolicy:
         *,
         temperature: float | None = None,
         max_tokens: int | None = None,
-        seed: int = 0,
+        seed: int | None = None,
     ) -> str | list[str]:
         """Returns one completion of each prompt, a text or messages; a text for one of them, a list for a
         list.
 
         `temperature` and `max_tokens`: as the policy trains, unless given; temperature 0 takes the likeliest
-        token. The same `seed` gives the same samples. Raises TaskError for messages that are none and
-        ModelError for what the engine refuses, as a prompt that is too long.
+        token. The same `seed` gives the same samples; None: others each time. Raises TaskError for messages
+        that are none and ModelError for what the engine refuses, as a prompt that is too long.
         """
         if isinstance(prompt, Mapping | bytes) or not isinstance(cast(object, prompt), Iterable):
             raise TaskError(
                 f"{prompt!r:.80} is no prompt",
                 hint="pass a text, messages that end with one of the user, or a list of either",
             )
-        is_one = isinstance(prompt, str) or any(isinstance(part, Mapping) for part in prompt)
-        given = [prompt] if is_one else list(prompt)
+        parts = [prompt] if isinstance(prompt, str) else list(prompt)
+        is_one = isinstance(prompt, str) or any(isinstance(part, Mapping) for part in parts)
+        given = [prompt] if is_one else parts
         prompts = [user_prompt(one, "generate") for one in given]
         rollout = self._config.rollout
         sampling = SamplingParams(
@@ -373,8 +379,8 @@ def evaluate(
 
     Raises CheckpointError if there is nothing to measure.
     """
-    settings = {"node.run": run, **(settings or {})}
-    chosen = _settings_of_trained(home, preset, model, _names(task), settings, tokenizer)
+    keywords = {"node.run": run, **_names(task)}
+    chosen = _settings_of_trained(home, preset, model, keywords, settings, tokenizer)
     measured = None if tools is not None or environment is not None else measured_rows(task)
     made = _task_around(
         () if measured else task, rewards_of(reward), tools, environment, measured, chosen.config
@@ -406,8 +412,7 @@ def load_policy(
 ) -> TrainedPolicy:
     """Returns the policy of the newest checkpoint (or the best, or the `base` model), to generate from. `run`
     None: the run written to last. Raises CheckpointError if there is none."""
-    settings = {"node.run": run, **(settings or {})}
-    chosen = _settings_of_trained(home, preset, model, {}, settings)
+    chosen = _settings_of_trained(home, preset, model, {"node.run": run}, settings)
     return _load(chosen, base=base, best=best)
 
 
@@ -430,13 +435,20 @@ def _settings_of_trained(
     home: Path | str | None,
     preset: str | None,
     model: "str | Path | PreTrainedModel | None",
-    names: Mapping[str, Any],
-    settings: Mapping[str, Any],
+    keywords: Mapping[str, Any],
+    settings: Mapping[str, Any] | None,
     tokenizer: "PreTrainedTokenizerBase | None" = None,
 ) -> Settings:
     """Returns all layers of settings merged, with the script's own on top; without a named model, those of
-    the model trained here. A `model` that is loaded is written to a folder of the home. Raises ConfigError,
-    ModelError."""
+    the model trained here. A `model` that is loaded is written to a folder of the home. Raises ModelError, and
+    ConfigError also for what a keyword and a setting both say."""
+    settings = settings or {}
+    for name, given in {"policy.model": model, **keywords}.items():
+        if given and name in settings:
+            raise ConfigError(
+                f"settings[{name!r}] is given as an argument, too: {given!r:.80}",
+                hint="leave one of them out",
+            )
     if not isinstance(cast(object, home), str | Path | None):
         raise ConfigError(f"home={home!r:.80} is no folder", hint="pass its path, or leave it out")
     folder = None if home is None else Path(home)
@@ -452,7 +464,7 @@ def _settings_of_trained(
         )
 
     def load(trained: str | None) -> Settings:
-        flags = {"policy.model": trained or named, **names, **settings}
+        flags = {"policy.model": trained or named, **keywords, **settings}
         return load_settings(home=folder, preset=preset, flags=flags, flags_from="the script")
 
     found = with_trained_model(load)

@@ -3,11 +3,22 @@
 One of each kind of mean: where the pipeline guessed what a loss is a mean over, one of these would tell.
 """
 
+import math
 from dataclasses import replace
 
 import torch
 
-from swarmnode.training.losses import GRPO, GSPO, Clip, Loss, Surrogate, TokenBatch, centred, standardised
+from swarmnode.training.losses import (
+    DAPO,
+    GRPO,
+    GSPO,
+    Clip,
+    Loss,
+    Surrogate,
+    TokenBatch,
+    centred,
+    standardised,
+)
 
 
 def log_likelihood(batch: TokenBatch, clip: Clip) -> Surrogate:
@@ -16,8 +27,14 @@ def log_likelihood(batch: TokenBatch, clip: Clip) -> Surrogate:
     return Surrogate(batch.advantages_N * batch.logprobs_N, nothing_N)
 
 
+def undefined(batch: TokenBatch, clip: Clip) -> Surrogate:
+    """An objective that is no number, as of a bug."""
+    return Surrogate(batch.logprobs_N * math.nan, torch.zeros_like(batch.advantages_N, dtype=torch.bool))
+
+
 another_grpo = GRPO
-wide_gspo = replace(GSPO, clip=GRPO.clip)
+wide_gspo = replace(GSPO, clip=DAPO.clip)
+nowhere_finite = replace(GRPO, surrogate=undefined)
 by_tokens = Loss(log_likelihood, standardised, "tokens")
 by_answers = Loss(log_likelihood, standardised, "answers")
 by_sums = Loss(log_likelihood, centred, "answer_sums")

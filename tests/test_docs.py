@@ -147,6 +147,33 @@ def test_settings_that_it_names_exist(page: str) -> None:
     assert {key for key in unknown - FILES_LIKE_SETTINGS if not key.endswith(".py")} == set()
 
 
+EXAMPLE_FILES = {
+    "file.py",
+    "FILE.py",
+    "my.py",
+    "rw.py",
+    "add.py",
+    "re.py",
+    "module.py",
+    "random.py",
+    "last.py",
+    "my_task.py",
+}
+
+
+def test_files_that_docstrings_name_exist() -> None:
+    folders = (PACKAGE, ROOT / "rewards", ROOT / "benchmarks", ROOT / "examples", ROOT / "tests")
+    there = EXAMPLE_FILES.union(path.name for folder in folders for path in folder.rglob("*.py"))
+    gone = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path in PACKAGE.rglob("*.py")
+        for text in re.findall(r'""".*?"""', path.read_text(), re.DOTALL)
+        for name in re.findall(r"\w+\.py\b", text)
+        if name not in there
+    ]
+    assert gone == []
+
+
 def test_the_page_of_pipelines_names_the_families_that_can_be_cut() -> None:
     assert CAN_BE_CUT in text_of("docs/pipeline.md")
 

@@ -169,7 +169,7 @@ class Exchange:
             if self._recorder is not None:
                 await self._recorder.write()
             if self.library is not None:
-                await self.library.shelf.write()
+                await self.library.shelf.write(last=True)
 
     async def publish(self, groups: Sequence[RolloutGroup]) -> None:
         """Announce own groups and keep their bodies for whoever asks. What cannot be announced is counted.

@@ -10,7 +10,7 @@ PROTOCOL = 4
 version 2 a body was asked for without its author; in version 3 a group could have 512 answers."""
 
 MAX_HEADER_BYTES = 1024
-"""A signed header, whole. Gossip multiplies each byte by about 16 on the wire (reference/network.md 1.6)."""
+"""A signed header, whole. Gossip multiplies each byte by about 16 on the wire."""
 
 MAX_BODY_BYTES = 1024 * 1024
 """A compressed body. 4 x 8 completions of 1024 tokens are about 130 KiB before compression."""

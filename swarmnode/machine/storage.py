@@ -75,7 +75,7 @@ class Paths:
 
     @property
     def library(self) -> Path:
-        """Folder of the groups that this node's book has answers of, as their authors signed them
+        """File with the groups that this node's book has answers of, as their authors signed them
         (exchange/library/)."""
         return self.data / "library.jsonl"
 

@@ -1,7 +1,7 @@
 """The seam between a node and its learning half: policy, engine, trainer, tasks, checkpoints.
 
-node.py (asyncio) -> threads -> [Learner] -> policy_learner.py | runtime/learner.py | testing.FakeLearner
-config, memory.py -> [decide_overlap] -> Overlap -> node.py (a second thread) | policy_learner.py (sleep)
+node.py (asyncio) -> threads -> [Learner] -> policy_learner.py | pipeline_learner.py | testing.FakeLearner
+loaded_memory.py -> [decide_overlap] -> Overlap -> node.py (a second thread) | policy_learner.py (sleep)
 
 Every call blocks. One thread calls at a time, with one exception: `rollouts` of the next round may run beside
 `train`. What is generated comes from the policy that `use_newest_policy` took over last: which one does not

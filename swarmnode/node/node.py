@@ -333,7 +333,7 @@ class NodeLoop:
         without_gradient = sum(not group.has_gradient for group in rollouts.groups)
         report = msgspec.structs.replace(report, zero_advantage_own=without_gradient)
         self._prefer_what_we_fail_on(report)
-        self._advise(rollouts)
+        self._advise(rollouts, report)
         self._count(number, rollouts, external, seconds)
         self._board.trained(rollouts, external, report, seconds)
         self._refresh_sharing()
@@ -406,10 +406,12 @@ class NodeLoop:
             self._network.exchange.prefer(needs_of(report.pass_rates))
             self._network.exchange.doubt(report.doubted)
 
-    def _advise(self, rollouts: RoundRollouts) -> None:
+    def _advise(self, rollouts: RoundRollouts, report: TrainReport) -> None:
         """Say once, and show as long as it lasts, that there is nothing to learn from."""
         self._goes_on(after(self._droughts, rollouts.groups))
         now = advice(self._droughts)
+        if report.own_groups and not report.optimizer_steps:
+            now["the gradient"] = "the gradient is not finite, and nothing is learnt: look at training.loss"
         # Once a task: what is all but mastered comes and goes. The panel shows it as long as it lasts.
         for task in now.keys() - self._advised:
             logger.warning("%s", now[task])

@@ -1,6 +1,6 @@
 """The half of a learner that asks: examples answered by an engine, scored, kept until they are trained on.
 
-policy_learner.py (a policy of our own), runtime/learner.py (one held with others)
+policy_learner.py (a policy of our own), pipeline_learner.py (one held with others)
         -> [RolloutLearner] -> tasks, rollout -> scored groups -> [more_groups] -> as many more, or train
 
 Draws depend on (seed, place in the stream) alone, and what is sampled but not yet trained on is part of a
@@ -59,7 +59,7 @@ class UntrainedRollouts(msgspec.Struct, frozen=True):
     rollouts: bytes
     """`PartialRollouts.state`."""
     levels: bytes = b""
-    """The policy's levels in tasks that have some (tasks/curriculum.py)."""
+    """The policy's levels in tasks that have some (tasks/drawing/curriculum.py)."""
 
 
 class RolloutLearner(Learner):

@@ -51,11 +51,24 @@ class Workers:
 
     async def learn(self, work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run `work` in the thread that owns the policy."""
-        return await asyncio.wrap_future(self._learner.submit(copy_context().run, work, *arguments))
+        return await self._run(self._learner, work, *arguments)
 
     async def generate(self, work: Callable[[*Arguments], Result], *arguments: *Arguments) -> Result:
         """Run `work` in the thread that owns the engine during a round."""
-        return await asyncio.wrap_future(self._generator.submit(copy_context().run, work, *arguments))
+        return await self._run(self._generator, work, *arguments)
+
+    async def _run(
+        self, thread: ThreadPoolExecutor, work: Callable[[*Arguments], Result], *arguments: *Arguments
+    ) -> Result:
+        def run() -> Result:
+            try:
+                return work(*arguments)
+            except (
+                StopIteration
+            ) as error:  # No asyncio.Future can hold one: whoever waits would wait for ever.
+                raise RuntimeError("a StopIteration escaped from a generator") from error
+
+        return await asyncio.wrap_future(thread.submit(copy_context().run, run))
 
     async def close(self) -> None:
         """Wait for the work in hand without holding up the event loop."""

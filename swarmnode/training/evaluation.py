@@ -134,7 +134,7 @@ def collect(
     group_size: int,
     sampling: SamplingParams,
     *,
-    seed: int,
+    seed: int | None,
     should_stop: Callable[[], bool] = lambda: False,
     conversations: ConversationRules = NO_CONVERSATIONS,
 ) -> Generator[Answered, None, None]:

@@ -15,6 +15,7 @@ decoupled PPO (Hilton et al. 2022), with min(k, cap) truncated importance sampli
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from statistics import fmean
 from typing import Literal
 
@@ -271,7 +272,8 @@ def group_advantages(rewards: Sequence[float | None], advantage: Advantage) -> l
     """One advantage per completion of a group.
 
     Unscored completions (None) stay out of every mean and get None. Returns None for the whole group when
-    fewer than two were scored or all scored rewards are equal: a zero-advantage group has no gradient.
+    fewer than two were scored or all scored rewards are equal: a zero-advantage group has no gradient. Raises
+    ConfigError where `advantage`, which may be a user's, returns anything but as many finite numbers.
 
     >>> group_advantages([1.0, 0.0, None, 1.0, 0.0], standardised)
     [0.9998000399920016, -0.9998000399920016, None, 0.9998000399920016, -0.9998000399920016]
@@ -280,7 +282,14 @@ def group_advantages(rewards: Sequence[float | None], advantage: Advantage) -> l
     """
     if not has_gradient(rewards):
         return None
-    credit = iter(advantage([reward for reward in rewards if reward is not None]))
+    scored = [reward for reward in rewards if reward is not None]
+    given = [float(one) for one in advantage(scored)]
+    if len(given) != len(scored) or not all(map(isfinite, given)):
+        raise ConfigError(
+            f"the advantage of training.loss made {given!r:.80} of {len(scored)} rewards",
+            hint="it takes the rewards of a group, a list of floats, and returns as many finite ones",
+        )
+    credit = iter(given)
     return [None if reward is None else next(credit) for reward in rewards]
 
 
@@ -320,11 +329,11 @@ def against_the_others(rewards: Sequence[float]) -> list[float]:
 
 # ---- the losses by name ----
 
-GRPO = Loss(by_token, standardised, "answers")
-"""Shao et al. 2024 (DeepSeekMath), section 4.1.1, equation 3. There the clip is symmetric and the mean is
-over the answers of one group; with groups of one size the mean over all answers of a step is the same."""
+GRPO = Loss(by_token, standardised, "answers", Clip(0.2, 0.2))
+"""Shao et al. 2024 (DeepSeekMath), section 4.1.1, equation 3, with PPO's clip. There the mean is over the
+answers of one group; with groups of one size the mean over all answers of a step is the same."""
 
-DR_GRPO = Loss(by_token, centred, "answers_at_full_length")
+DR_GRPO = Loss(by_token, centred, "answers_at_full_length", Clip(0.2, 0.2))
 """GRPO without its bias for short right and long wrong answers: every token counts 1 / max_tokens, and the
 advantage is not divided by the standard deviation. Liu et al. 2025 (Understanding R1-Zero-like training),
 section 3.2."""

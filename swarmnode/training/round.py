@@ -4,7 +4,7 @@ a rule's Lessons -> [lesson_samples, replayed_samples] -> TrainingSample
         -> Trainer.prepare -> [RoundOfPolicy] -> take_step -> [MeasuredRound] -> TrainReport
 
 Samples are completions with the advantage that their reward gives them. `prepare` and `take_step` are in
-trainer.py; in a pipeline extensions/pipeline/stages/rollout_feed.py stands in their place.
+trainer.py; in a pipeline extensions/pipeline/feeds/rollout_feed.py stands in their place.
 """
 
 import time

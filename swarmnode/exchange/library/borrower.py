@@ -154,7 +154,11 @@ class Borrower:
     def settle(self, taught: Collection[Origin]) -> None:
         """Takes note of whose answers to which examples the book holds. Nothing is borrowed before."""
         self.shelf.settle(taught, self._versions)
-        self._settled.set()
+        if not self._settled.is_set():
+            # A book with finds of ours in a task let go of others: they would come back as a stranger's.
+            ours = self._context.key.peer_id
+            self.shelf.pass_over(ours, {key.task for author, key in taught if author == ours})
+            self._settled.set()
 
     def draw(self, limit: int) -> list[RolloutGroup]:
         """Take out at most `limit` judged groups, the first that came first. As many will be ready again."""

@@ -8,8 +8,9 @@ first, and after each round `settle` is told whose answers to which examples the
 are what others can ask for. What the book did not take within some rounds, or let go of, leaves.
 
 The file is a library as anyone can read it (signed_group.py): rows are added at its end now and then, beside
-the event loop, and it is written anew when half of it is gone from the shelf. After a kill the rows of the
-last seconds are missing. Rows of tasks that this node does not have now stay, within the bound of all.
+the event loop, and it is written anew when half of it is gone from the shelf, and at the end. After a kill
+the rows of the last seconds are missing. Rows of tasks that this node does not have now stay, within the
+bound of all.
 
 At a start the book may know less than the file: rows were imported, the node starts over, or the checkpoint
 is older. What the book does not hold is read again then, like a peer's library (borrower.py).
@@ -60,7 +61,7 @@ class ShelvedGroup:
     absent: int = 0
     """Rounds in a row in which it did not."""
     written: bool = False
-    """A line of the file has it."""
+    """A line of the file has it, and it belongs there: the book did not let go of it."""
     unread: bool = False
     """It came from the file, and nobody has looked whether the book should have it."""
     origin: Origin = field(init=False)
@@ -137,6 +138,7 @@ class Shelf:
                 row.absent += 1
             if row.taught != known:
                 self._pages = None
+                row.written = row.written and not known
             if row.absent > self._rounds_to_wait:
                 self._remove(name)
 
@@ -153,6 +155,12 @@ class Shelf:
         start = bisect_right(names, after, key=lambda one: one[0])
         found = [self._rows[author, body_hash].group for body_hash, author in names[start : start + limit]]
         return found, start + limit < len(names)
+
+    def pass_over(self, author: str, tasks: Collection[str]) -> None:
+        """Leave this author's groups of these tasks unread."""
+        for row in self._rows.values():
+            if row.group.author == author and row.task[0] in tasks:
+                row.unread = False
 
     def unread(self, tasks: Collection[tuple[str, str]]) -> int:
         """Returns the number of groups of the file that nobody has looked at since the start."""
@@ -193,15 +201,17 @@ class Shelf:
             await asyncio.sleep(WRITE_ROWS_EVERY_S)
             await self.write()
 
-    async def write(self) -> None:
-        """Bring the file up to date. An error of the disk is told once."""
+    async def write(self, *, last: bool = False) -> None:
+        """Bring the file up to date; the `last` time without what the book let go of, which a start would
+        read again. An error of the disk is told once."""
         if self._path is None:
             return
         if self._writing is not None:
             await asyncio.wait([self._writing])
         kept = [row for row in self._rows.values() if row.taught or row.written]
         new = [row for row in kept if not row.written]
-        anew = self._torn or self._lines + len(new) > 2 * len(kept) + 64
+        lines = self._lines + len(new)
+        anew = self._torn or lines > 2 * len(kept) + 64 or (last and lines > len(kept))
         rows = kept if anew else new
         if not rows and not anew:
             return

@@ -219,9 +219,8 @@ def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Comple
     three honest nodes 0.61, 0.67 and 0.67. (That is for groups that are trained on as they are. Behind single
     answers that our judge gave full marks our own end may be taught, whatever was claimed: book_rule.py.)
 
-    So `finish` is "length" here: it says that no EOS is among the tokens, as everywhere. Shaping for length
-    (training/shaping.py) counts tokens and asks `finish` only about "abort", which does not travel. An answer
-    that is nothing but its end has no tokens: it counts in its group's mean and is not trained on.
+    So `finish` is "length" here: it says that no EOS is among the tokens, as everywhere. An
+    answer that is nothing but its end has no tokens: it counts in its group's mean and is not trained on.
     """
     if not isinstance(answer.text, str):
         raise Rejected(Reason.MALFORMED_BODY, "turns of a task that does not answer back")

@@ -93,7 +93,8 @@ class Judge:
         def returned(_: "Future[Any]") -> None:
             # The loop is closed when the node has ended meanwhile; then nobody counts any more.
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._stuck.subtract, (author,))
+                # Not the method of the counter of now, which another one replaces.
+                loop.call_soon_threadsafe(lambda: self._stuck.subtract((author,)))
 
         self._stuck = +self._stuck  # Names that are stuck on nothing any more go.
         self._stuck[author] += 1

@@ -41,6 +41,8 @@ RETRY_AFTER_S = 2
 MOST_CHARS_OF_A_TOKEN = 32
 """A prompt with more characters for each token that there is room for is refused unread."""
 WHILE_ASLEEP_S = 0.05
+ENGINE_TROUBLE = (SwarmnodeError, RuntimeError, MemoryError)
+"""What a step of an engine raises: all that the guest had in flight is lost then."""
 HOTTEST = 2.0
 
 
@@ -144,12 +146,8 @@ class AnsweringService:
             names = [name for name, one in self._samples.items() if one.answer is answer]
             for name in names:
                 del self._samples[name]
-        if not names:
-            return
-        try:
-            answer.guest.abort(names)
-        except EngineError as error:
-            logger.debug("an answer could not be cancelled: %s", error)
+        if names:
+            self._abort(answer.guest, names)
 
     # A question
 
@@ -231,9 +229,8 @@ class AnsweringService:
     def _advance(self, guest: SharedGuest) -> None:
         try:
             outputs, in_flight = guest.advance()
-        except (SwarmnodeError, RuntimeError, MemoryError) as error:
-            logger.warning("answers to people are lost: %s", error)
-            self._give_up(guest, _unavailable(f"the engine failed: {error}"))
+        except ENGINE_TROUBLE as error:
+            self._engine_failed(guest, error)
             return
         started_s = time.thread_time()
         for output in outputs:
@@ -267,7 +264,17 @@ class AnsweringService:
             else:
                 answer.events.put(AnswerEnded(sample.number, "stop" if stopped or finish is None else finish))
         if finish is None:
-            answer.guest.abort([name])
+            self._abort(answer.guest, [name])
+
+    def _abort(self, guest: SharedGuest, names: list[str]) -> None:
+        try:
+            guest.abort(names)
+        except ENGINE_TROUBLE as error:  # Also that of a step which failed for others meanwhile.
+            self._engine_failed(guest, error)
+
+    def _engine_failed(self, guest: SharedGuest, error: Exception) -> None:
+        logger.warning("answers to people are lost: %s", error)
+        self._give_up(guest, _unavailable(f"the engine failed: {error}"))
 
     def _give_up(self, guest: SharedGuest | None, refused: NoAnswer) -> None:
         """Tells all who asked this guest (None: any) that no answer will come."""

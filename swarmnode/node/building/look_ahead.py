@@ -1,6 +1,6 @@
 """The choices for a model that is not loaded yet, from its configuration alone.
 
-outline (base_model.py), settings -> [look_ahead] -> local_policy.py, before the weights; doctor.py
+outline (base_model.py), settings -> [look_ahead] -> local_policy.py, before the weights; diagnosis.py
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """A model and this machine, before it is loaded: can it be, does it fit, and how long is a sequence of it.
 
-hardware, models (shapes, settings) -> [plan_for] -> doctor.py, run.py (the log of `join`)
+hardware, models (shapes, settings) -> [plan_for] -> diagnosis.py of the doctor, run.py (the log of `join`)
 config, model -> [check_loadable] -> run.py, offline.py: nothing of torch is imported until then
 
 loaded_memory.py asks the same arithmetic (memory_plan.py, model/budget.py) when the model is there.

@@ -68,7 +68,7 @@ class Screen:
         self._terminal = shows and (sys.stderr.isatty() if terminal is None else terminal)
         self._shows = shows
         self._logger = logging.getLogger("swarmnode")
-        self._level = self._logger.level
+        self._level, self._propagates = self._logger.level, self._logger.propagate
         self._least = self._level or logging.INFO
         self._handlers: list[logging.Handler] = []
         self._lines: logging.Handler | None = None
@@ -76,7 +76,8 @@ class Screen:
     def __enter__(self) -> Self:
         # A level that somebody chose for our logger is about stderr; the file has the whole story.
         self._logger.setLevel(min(self._least, logging.INFO))
-        self._logger.propagate = False
+        # What is shown is not shown twice; what is not shown still reaches a program's own logging.
+        self._logger.propagate = self._propagates and not self._shows
         for name in CHATTER:
             logging.getLogger(name).setLevel(logging.ERROR)
         if self._shows:
@@ -94,7 +95,7 @@ class Screen:
             self._logger.removeHandler(handler)
             handler.close()
         self._handlers.clear()
-        self._logger.propagate = True
+        self._logger.propagate = self._propagates
         self._logger.setLevel(self._level)
 
     def _keep_file(self, path: Path) -> None:

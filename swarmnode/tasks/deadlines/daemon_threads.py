@@ -1,6 +1,7 @@
 """Work that may never end, in a thread that keeps nobody from leaving.
 
-timed_threads.py, conversations.py, validation.py, hub.py -> [in_daemon_thread] -> a Future with a clock
+timed_threads.py, conversations.py, judge.py, hub_access.py, worker_pool.py
+        -> [in_daemon_thread] -> a Future with a clock
 who waits no longer -> task_lock.py leave_behind(its thread): a lock that it holds is free
 """
 

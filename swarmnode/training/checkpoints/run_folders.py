@@ -1,6 +1,6 @@
 """The runs of a home: each is one policy and the tasks it is trained on, and has a name and a folder.
 
-data/checkpoints/NAME/round-* -> [runs_in] -> [choose_run] -> assemble.py -> CheckpointStore
+data/checkpoints/NAME/round-* -> [runs_in] -> [choose_run] -> local_policy.py -> CheckpointStore
                                            -> [newest_run] -> offline.py (eval, export, task try)
                                            -> `swarmnode runs`
 

@@ -85,7 +85,7 @@ class SharingRule:
     book_weight: float = 4.0
     """Lambda: the advantage of a replayed answer. One right answer of a group of 8 has 2.6."""
     shaped: bool = False
-    """Weigh tokens that strangers wrote, and replayed ones, as LUFFY does (objective.py)."""
+    """Weigh tokens that strangers wrote, and replayed ones, as LUFFY does (token_weights.py)."""
     teach_ends: bool = True
     """Teach our end of text behind a stranger's answer that our own judge gave full marks (book_rule.py).
     False: only ends that our own policies sampled."""

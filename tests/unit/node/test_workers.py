@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from swarmnode.errors import EngineError, StorageError
-from swarmnode.node.workers import CheckpointWriter, Saving
+from swarmnode.node.workers import CheckpointWriter, Saving, Workers
 from swarmnode.training.records import Counters
 
 PATIENCE_S = 30.0
@@ -41,6 +41,14 @@ class SlowDisk:
 
     def wait_until_begun(self) -> None:
         assert self.begun.acquire(timeout=PATIENCE_S)
+
+
+async def test_a_stop_iteration_of_the_work_is_an_error_and_no_wait_for_ever() -> None:
+    workers = Workers()
+    for run in (workers.learn, workers.generate):
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await asyncio.wait_for(run(next, iter(())), PATIENCE_S)
+    await workers.close()
 
 
 @pytest.fixture

@@ -15,12 +15,14 @@ from swarmnode.registry import SEAMS
 from swarmnode.settings.config import TrainingConfig
 from swarmnode.training.losses import (
     MAX_LOG_RATIO,
+    Advantage,
     Loss,
     LossOutput,
     StepSize,
     TokenBatch,
     against_the_others,
     centred,
+    group_advantages,
     kl_to_reference,
     loss_of,
     policy_loss,
@@ -117,12 +119,23 @@ def one_token(loss: str, ratio: float, advantage: float) -> tuple[float, float, 
 @pytest.mark.parametrize("loss", [name for name in LOSSES if name != "cispo"])
 def test_a_token_alone_is_clipped_as_ppo_clips_it(loss: str) -> None:
     assert one_token(loss, 1.0, 2.0) == pytest.approx((-2.0, -2.0, 0)), "on policy"
-    assert one_token(loss, 1.27, 1.0) == pytest.approx((-1.27, -1.27, 0)), "a good token, pushed up"
-    assert one_token(loss, 1.5, 1.0) == pytest.approx((-1.28, 0.0, 1)), "and no further"
+    highest = 1.2 if loss in ("grpo", "dr_grpo") else 1.28
+    assert one_token(loss, 1.19, 1.0) == pytest.approx((-1.19, -1.19, 0)), "a good token, pushed up"
+    assert one_token(loss, 1.5, 1.0) == pytest.approx((-highest, 0.0, 1)), "and no further"
     assert one_token(loss, 0.85, -1.0) == pytest.approx((0.85, 0.85, 0)), "a bad token, pushed down"
     assert one_token(loss, 0.5, -1.0) == pytest.approx((0.8, 0.0, 1)), "and no further"
     assert one_token(loss, 2.0, -1.0) == pytest.approx((2.0, 2.0, 0)), "a bad token that became likelier"
     assert one_token(loss, 0.5, 1.0) == pytest.approx((-0.5, -0.5, 0)), "a good one that became unlikelier"
+
+
+@pytest.mark.parametrize(
+    "advantage",
+    [lambda rewards: [1.0], lambda rewards: [1.0, 0.0] * 9, lambda rewards: [math.nan] * len(rewards)],
+    ids=["too few", "too many", "not a number"],
+)
+def test_an_advantage_that_is_none_is_refused(advantage: Advantage) -> None:
+    with pytest.raises(ConfigError, match=r"advantage of training\.loss made .* of 2 rewards"):
+        group_advantages([1.0, None, 0.0], advantage)
 
 
 def test_cispo_bounds_the_weight_of_a_token_and_never_removes_its_gradient() -> None:

@@ -4,7 +4,7 @@ StageWorker.take_gradients -> [ReplicaExchange.combine] -> StageWorker.apply -> 
                                  |
               contributions.py (bytes), contribution_tally.py (which of them count)
 
-Why not hivemind's averager: it was measured (shared/reference/network.md, sections 2, 4 and 5). One peer with
+Why not hivemind's averager: it was measured (docs/pipeline.md, sections 2, 4 and 5). One peer with
 NaN makes everyone's tensors NaN, and one that claims a weight of 1e6 replaces them; when a peer dies inside a
 round, survivors hold different tensors and are not told; members of a group are not authenticated; it must
 fork before CUDA starts, its processes outlive a killed parent (39 minutes, when last looked at), and a group

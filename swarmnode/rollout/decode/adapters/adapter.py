@@ -2,7 +2,7 @@
 
 trainer -> PolicyUpdate -> [lora_pairs] -> weights.py (embedded engine) | generate_engine.py
                                |
-                               v  LoraPair -> [merged_weight] -> weights.py | model_lora.py | vllm/policies.py
+                               v  LoraPair -> [merged_weight] -> weights.py | model_lora.py | vllm_policies.py
 
 A policy that diverged is refused here, before an engine samples from it: every later token would be noise.
 

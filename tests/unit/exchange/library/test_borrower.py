@@ -154,6 +154,24 @@ async def test_what_was_ours_does_not_come_back_from_others(start, groups_of):
             assert fresh.library.draw(9) == []
 
 
+@pytest.mark.parametrize("book", ["has other finds of ours", "is empty"])
+async def test_what_our_own_book_let_go_of_does_not_come_back_from_our_file(
+    start_node, composed_by, groups_of, tmp_path, book
+):
+    us, another = NodeKey(bytes([1]) * 32), NodeKey(b"\x09" * 32)
+    path = tmp_path / "library.jsonl"
+    path.write_bytes(line_of(composed_by(us, 0)) + line_of(composed_by(another, 1)))
+    find = groups_of(us.peer_id, number=5)
+    has = {(find.author, find.example.key)} if book == "has other finds of ours" else set()
+    async with start_node(MemoryNetwork(), 1, shelf=Shelf(path)) as node:
+        assert node.key.peer_id == us.peer_id
+        node.library.settle(has)
+        authors = {group.author for group in await borrowed(node, 1 if has else 2)}
+        assert authors == ({another.peer_id} if has else {us.peer_id, another.peer_id})
+        await until(lambda: not node.library.shelf.unread([("addition", "1")]))
+        assert node.library.draw(9) == []
+
+
 async def test_who_was_made_to_look_at_too_much_asks_nobody_any_more(start, groups_of, hurried):
     hurried.setattr(borrower, "AGAIN_S", 0.0)
     hurried.setattr(borrower, "MAX_LOOKED_AT", 3)

@@ -149,6 +149,33 @@ async def test_rows_are_added_and_the_file_is_made_anew_when_most_of_it_is_gone(
     assert [found for _, found in read_rows(path)][-1] == signed(99)
 
 
+async def test_what_the_book_let_go_of_is_not_read_again_after_a_stop(signed: Signed, tmp_path: Path) -> None:
+    path, groups = tmp_path / "library.jsonl", [signed(number) for number in range(3)]
+    before = Shelf(path)
+    taught(before, *groups)
+    await before.write()
+    before.settle({groups[0].origin}, TASKS)
+    before.settle({groups[0].origin, groups[1].origin}, TASKS)
+    await before.write(last=True)
+    assert {found.name for _, found in read_rows(path) if isinstance(found, SignedGroup)} == {
+        groups[0].name,
+        groups[1].name,
+    }
+
+
+async def test_what_was_never_looked_at_stays_in_the_file_at_a_stop(signed: Signed, tmp_path: Path) -> None:
+    path, group = tmp_path / "library.jsonl", signed()
+    before = Shelf(path)
+    taught(before, group)
+    await before.write()
+    after = Shelf(path, rounds_to_wait=1)
+    after.load()
+    for _ in range(4):
+        after.settle((), TASKS)
+    await after.write(last=True)
+    assert [found for _, found in read_rows(path)] == [group]
+
+
 async def test_a_damaged_row_costs_itself_and_is_gone_after_the_next_write(
     signed: Signed, tmp_path: Path
 ) -> None:

@@ -94,6 +94,24 @@ async def test_a_thread_that_is_stuck_is_known_by_whose_group_it_is_stuck_on():
     await until(lambda: not judge.is_stuck_on("a"))
 
 
+async def test_one_that_returns_as_the_next_is_counted_is_not_counted_for_ever():
+    first, second, judge = threading.Event(), threading.Event(), Judge(0.05)
+    before = set(threading.enumerate())
+    with pytest.raises(Rejected):
+        await judge.run(first.wait, author="a")
+    [of_first] = set(threading.enumerate()) - before
+    judged = asyncio.ensure_future(judge.run(second.wait, author="b"))
+    await asyncio.sleep(0.01)
+    judged.cancel()
+    # The word that it returned reaches the loop behind the end of the second, in one turn of it.
+    first.set()
+    of_first.join()
+    with pytest.raises(asyncio.CancelledError):
+        await judged
+    second.set()
+    await until(lambda: judge.stuck == 0)
+
+
 async def test_what_the_work_waits_for_others_does_not_count():
     go_on = threading.Event()
 

@@ -1,6 +1,7 @@
 """The service: who is answered, by which version, and who is sent away."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 
 import pytest
 
@@ -21,7 +22,7 @@ from swarmnode.extensions.serve.questions import (
 )
 from swarmnode.rollout.engine import Output, PolicyUpdate
 from swarmnode.testing.fake_engine import FakeEngine
-from tests.served import repeats, says, served
+from tests.served import END, repeats, says, served
 
 PATIENCE_S = 30.0
 
@@ -155,6 +156,40 @@ def test_an_engine_that_fails_tells_everybody_and_goes_on_later() -> None:
         assert isinstance(found, NoAnswer) and found.status == 503 and "the card is gone" in found.message
         engine.broken = False
         assert text_of(all_of(at.service.ask(Question(text="a")))) == "A"
+
+
+@pytest.mark.parametrize("ending", ["at its stop text", "as nobody waits for it"])
+def test_an_engine_that_fails_as_an_answer_is_taken_back_tells_the_others_and_goes_on(ending: str) -> None:
+    class Breaks(FakeEngine):
+        steps_left, broken = 3, False
+
+        def step(self) -> Sequence[Output]:
+            if self.steps_left == 0 or self.stats().running + self.stats().waiting < 2:
+                return ()
+            self.steps_left -= 1
+            return super().step()
+
+        def abort(self, request_ids: Iterable[str] | None = None) -> Sequence[Output]:
+            if self.broken:
+                raise EngineError("the card is gone")
+            return super().abort(request_ids)
+
+    engine = Breaks(lambda request: (*map(ord, "one END two"), END))
+    with served(engine) as at:
+        other = at.service.ask(Question(text="a"))
+        taken_back = at.service.ask(Question(text="b", stop=("END",)))
+        deadline = time.monotonic() + PATIENCE_S
+        while engine.steps_left and time.monotonic() < deadline:
+            time.sleep(0.01)
+        engine.broken = True
+        if ending == "at its stop text":
+            engine.steps_left = 5
+        else:
+            at.service.cancel(taken_back)
+        assert isinstance(all_of(other)[-1], NoAnswer)
+        engine.broken, engine.steps_left = False, 100
+        again = [at.service.ask(Question(text=text)) for text in "cd"]
+        assert [text_of(all_of(answer)) for answer in again] == ["one END two"] * 2
 
 
 def test_a_node_that_ends_says_so() -> None:
