@@ -440,8 +440,8 @@ def _settings_of_trained(
     tokenizer: "PreTrainedTokenizerBase | None" = None,
 ) -> Settings:
     """Returns all layers of settings merged, with the script's own on top; without a named model, those of
-    the model trained here. A `model` that is loaded is written to a folder of the home. Raises ModelError, and
-    ConfigError also for what a keyword and a setting both say."""
+    the model trained here. A `model` that is loaded is written to a folder of the home. Raises ModelError and
+    ConfigError, which it also does for what a keyword and a setting both say."""
     settings = settings or {}
     for name, given in {"policy.model": model, **keywords}.items():
         if given and name in settings:
