@@ -82,7 +82,11 @@ class JobRunner:
 
     def _give_up_waiting(self) -> None:
         """Pass over a convener that lives but has not finished a change of plan in time."""
-        settings, follower, since_s = self._members.settings, self._follower, self._follower.stopped_since_s
+        settings, follower = self._members.settings, self._follower
+        prepares = follower.progress in (ProposalProgress.PLANNING, ProposalProgress.PREPARED)
+        if prepares and follower.stopped_since_s is None and self._members.is_stopped(follower.in_force):
+            follower.stopped_since_s = loop_s() + settings.prepare_s  # So long it may take to get ready.
+        since_s = follower.stopped_since_s
         longest_s = settings.iteration_s + 2 * (settings.assignment_s + settings.catch_up_s)
         if since_s is not None and loop_s() - since_s > longest_s:
             why = f"it left changes of plan half-way for {longest_s:.0f} s"
