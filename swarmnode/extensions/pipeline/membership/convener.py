@@ -140,7 +140,7 @@ class Convener:
             for peer in self._members.usable(loop_s())
             if peer not in idle and is_fresh(self._members[peer].presence.costs.member, self._wall_s())
         ]
-        if not self._is_due(others):
+        if not (self._is_due(others) and self._most_follow(others)):
             return False
         useless = self._useless(others)
         if not useless and await self._bar_deserters(others):
@@ -173,6 +173,12 @@ class Convener:
             if now_s - since_s > share * limit_s:
                 found.add(peer)
         return frozenset(found)
+
+    def _most_follow(self, others: list[str], *, but: int = 0) -> bool:
+        """Return True if these members, `but` so many that refuse it, and we are most of those that live, or
+        if we need not be: nobody has let its turn pass."""
+        idle = self._idle().intersection(self._members.usable(loop_s()))
+        return not idle or 2 * (1 + len(others) - but) > 1 + len(others) + len(idle)
 
     def _is_due(self, others: list[str]) -> bool:
         now_s, settings = loop_s(), self._members.settings
@@ -271,10 +277,8 @@ class Convener:
         )
         round_ = ProposalRound(self._ask, own, (own, *others), settings, lambda: self._follower.proposed)
         outcome = await round_.run(proposal)
-        idle = self._idle().intersection(self._members.usable(loop_s()))
-        with_us = 1 + len(others) - len(outcome.outbid)
-        if own in outcome.failed or (idle and 2 * with_us <= 1 + len(others) + len(idle)):
-            # Whoever let its turn pass has no plan to propose either, or not for most others.
+        if own in outcome.failed or not self._most_follow(others, but=len(outcome.outbid)):
+            # Whoever let its turn pass has no plan either, or only we are stopped.
             self._idle_since_s.clear()
             outcome.outbid.clear()
         await self._ask_again(outcome)

@@ -113,12 +113,11 @@ class Follower:
             raise Rejected(Refusal.NOT_READY, f"{self.progress}, assignment not taken")
         self._begin(now_s)
 
-    def stepped(self, iteration: int, now_s: float, *, works: bool = True) -> None:
-        """Record that our weights are at this iteration. `works`: False for a step without all stages, which
-        does not show that the convener lets us work."""
+    def stepped(self, iteration: int, now_s: float) -> None:
+        """Record that our weights are at this iteration."""
         # A data node may have begun it before the step was told.
         self.busy = self.busy and iteration == self.iteration
-        if works and iteration > self.iteration and self.stopped_since_s is not None:
+        if iteration > self.iteration and self.stopped_since_s is not None:
             self.stopped_since_s = now_s
         if iteration > self.iteration and self.progress == ProposalProgress.HELD:
             self.ordered_at_s = now_s  # another may follow, and takes its time

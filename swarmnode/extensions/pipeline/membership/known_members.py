@@ -308,16 +308,15 @@ class KnownMembers:
         return 2 * sum(each is not None and each.in_force > epoch for each in statuses) > len(others)
 
     def is_stopped(self, plan: AgreedPlan | None) -> bool:
-        """Return True if no training is possible under our plan: it is None, or a stage of it has nobody left
-        who answers and still holds it."""
+        """Return True if nobody can train under our plan: it is None, or no data node of it answers and still
+        works under it. Around a lost member of another stage training goes on."""
         if plan is None:
             return True
-        holding = {self.own}
-        for peer in self.living():
-            status = self._known[peer].status
-            if status is not None and status.in_force >= plan.epoch:
-                holding.add(peer)
-        return any(holding.isdisjoint(stage.peers) for stage in plan.partition.stages)
+        living = {peer: self._known[peer].status for peer in self.living()}
+        here = {
+            peer for peer, status in living.items() if status is not None and status.in_force >= plan.epoch
+        }
+        return here.isdisjoint(data := plan.partition.stages[0].peers) and self.own not in data
 
     def convener(self, now_s: float, *, resigned: bool, without: Collection[str] = ()) -> str:
         """Return the peer id that has the turn: the smallest living one that is not in `without`, including

@@ -184,8 +184,7 @@ class Membership:
 
     def stepped(self, iteration: int) -> None:
         """Record that our weights are at this iteration. To be called by every member."""
-        works = not self._members.is_stopped(self._follower.in_force)
-        self._follower.stepped(iteration, loop_s(), works=works)
+        self._follower.stepped(iteration, loop_s())
         self._news.tell()
 
     def lost(self, peer_id: str, why: str) -> None:

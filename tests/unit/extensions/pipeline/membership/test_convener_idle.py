@@ -16,7 +16,6 @@ from swarmnode.extensions.pipeline.membership.membership_messages import (
     Status,
 )
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, PlanInputs
-from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.identity.node_key import NodeKey
 from tests.unit.extensions.pipeline import pretend_members as pretend
 from tests.unit.extensions.pipeline.membership.test_membership import (
@@ -31,11 +30,10 @@ from tests.unit.extensions.pipeline.membership.test_membership import (
 )
 from tests.unit.extensions.pipeline.membership.test_membership_hostile import says
 
-SETTINGS = MembershipSettings("home", "big")
+SETTINGS = MembershipSettings("home", "big", ping_s=4.0, poll_s=2.0)
 IDLE_S = IDLE_AFTER * SETTINGS.retry_s
-HALF_WAY_S = (
-    SETTINGS.prepare_s + SETTINGS.iteration_s + 2 * (SETTINGS.assignment_s + SETTINGS.catch_up_s)
-)
+FOUR_STAGES = pretend.settings(stages=4)
+HALF_WAY_S = SETTINGS.prepare_s + SETTINGS.iteration_s + 2 * (SETTINGS.assignment_s + SETTINGS.catch_up_s)
 """Time from the first proposal after which a convener that leaves it half-way is passed over."""
 
 
@@ -72,9 +70,21 @@ def left_out(node: Node) -> list[str]:
     return sorted({*members.living()} - {*members.usable(now_s())})
 
 
-def needed(plan: AgreedPlan, *, without: Node) -> list[str]:
-    """All members of a stage in which this member is not."""
-    return next(list(stage.peers) for stage in plan.partition.stages if without.peer_id not in stage.peers)
+async def without_data_nodes(here: Home, nodes: list[Node]) -> list[Node]:
+    """Kill all data nodes of the plan. Returns the others, without the convener."""
+    data = nodes[0].place.partition.stages[0].peers
+    assert nodes[0].peer_id not in data
+    for node in [node for node in nodes if node.peer_id in data]:
+        await here.kill(node)
+    return [node for node in nodes[1:] if node.peer_id not in data]
+
+
+async def cut(here: Home, one: Node, others: list[Node], *, still: Node) -> None:
+    """From now on these do not reach one member, which `still` reaches."""
+    for other in others:
+        await one.host.disconnect(other.peer_id, barred_s=1e6)
+    here.network.unlink(one.peer_id)
+    await one.host.connect(still.host.address)
 
 
 def newly(work: Callable[[Home], Awaitable[None]]) -> None:
@@ -96,9 +106,9 @@ def newly(work: Callable[[Home], Awaitable[None]]) -> None:
 def test_a_first_plan_comes_without_a_convener_that_proposes_nothing():
     async def story(here: Home) -> None:
         idle((await here.add(KEYS[0], settings=SETTINGS, trains=False))[0])
-        others = await here.add(*KEYS[1:5], settings=SETTINGS)
+        others = await here.add(*KEYS[1:5], settings=SETTINGS, trains=False)
         await until(lambda: agree(tuple(others)), IDLE_S + 15)
-        await asyncio.sleep(1500)
+        await asyncio.sleep(600)
         assert [len(node.places) for node in others] == [1, 1, 1, 1]
         assert [left_out(node) for node in others] == [[], [], [], []], "nobody is left out for it"
 
@@ -109,59 +119,53 @@ def test_two_that_propose_nothing_cost_the_time_of_two():
     async def story(here: Home) -> None:
         for node in await here.add(*KEYS[:2], settings=SETTINGS, trains=False):
             idle(node)
-        others = await here.add(*KEYS[2:8], settings=SETTINGS)
+        others = await here.add(*KEYS[2:6], settings=SETTINGS, trains=False)
         await until(lambda: agree(tuple(others)), 2 * IDLE_S + 15)
 
     newly(story)
 
 
-def test_a_stage_without_members_is_planned_around_without_a_convener_that_proposes_nothing():
+def test_the_death_of_all_data_nodes_is_planned_around_without_a_convener_that_proposes_nothing():
     async def story(here: Home, nodes: list[Node]) -> None:
-        first = await here.settled()
+        await here.settled()
         idle(nodes[0])
-        dead = needed(first, without=nodes[0])
-        for node in [node for node in nodes if node.peer_id in dead]:
-            await here.kill(node)
-        others = tuple(node for node in nodes[1:] if node.peer_id not in dead)
-        await until(lambda: agree(others), SETTINGS.silence_s + IDLE_S + 15)
+        others = await without_data_nodes(here, nodes)
+        await until(lambda: agree(tuple(others)), SETTINGS.silence_s + IDLE_S + 15)
 
-    told(story, settings=SETTINGS, free=800 * pretend.MB)
+    told(story, settings=SETTINGS, trains=False, free=800 * pretend.MB)
 
 
-def test_a_member_that_came_back_empty_gets_a_stage_without_a_convener_that_proposes_nothing():
+def test_a_data_node_that_came_back_empty_gets_a_stage_without_a_convener_that_proposes_nothing():
     async def story(here: Home, nodes: list[Node]) -> None:
-        first = await here.settled()
+        plan = await here.settled()
+        assert plan.partition.stages[0].peers == (nodes[3].peer_id,)
         idle(nodes[0])
-        (only,) = (node for node in nodes if needed(first, without=nodes[0]) == [node.peer_id])
-        await here.kill(only)
-        (again,) = await here.add(only.key, settings=SETTINGS)
-        assert only.peer_id in nodes[0].membership.members(), "its death went unnoticed"
-        await until(lambda: agree((nodes[2], again)), IDLE_S + 60)
+        await here.kill(nodes[3])
+        (again,) = await here.add(KEYS[3], settings=SETTINGS, trains=False, plan=FOUR_STAGES)
+        assert again.peer_id in nodes[1].membership.members(), "its death went unnoticed"
+        await until(lambda: agree((*nodes[1:3], again)), IDLE_S + 60)
 
-    told(story, count=3, settings=SETTINGS)
+    told(story, count=4, settings=SETTINGS, trains=False, plan=FOUR_STAGES, free=800 * pretend.MB)
 
 
 def test_a_first_plan_comes_without_a_convener_that_never_goes_on():
     async def story(here: Home) -> None:
         never_holds((await here.add(KEYS[0], settings=SETTINGS, trains=False))[0])
-        others = await here.add(*KEYS[1:5], settings=SETTINGS)
+        others = await here.add(*KEYS[1:4], settings=SETTINGS, trains=False)
         await until(lambda: all(node.membership.status().proposed for node in others))
         await until(lambda: agree(tuple(others)), HALF_WAY_S + 15)
 
     newly(story)
 
 
-def test_a_stage_without_members_is_planned_around_without_a_convener_that_never_goes_on():
+def test_the_death_of_all_data_nodes_is_planned_around_without_a_convener_that_never_goes_on():
     async def story(here: Home, nodes: list[Node]) -> None:
-        first = await here.settled()
+        await here.settled()
         never_holds(nodes[0])
-        dead = needed(first, without=nodes[0])
-        for node in [node for node in nodes if node.peer_id in dead]:
-            await here.kill(node)
-        others = tuple(node for node in nodes[1:] if node.peer_id not in dead)
-        await until(lambda: agree(others), SETTINGS.silence_s + HALF_WAY_S + 15)
+        others = await without_data_nodes(here, nodes)
+        await until(lambda: agree(tuple(others)), SETTINGS.silence_s + HALF_WAY_S + 15)
 
-    told(story, settings=SETTINGS, free=800 * pretend.MB)
+    told(story, settings=SETTINGS, trains=False, free=800 * pretend.MB)
 
 
 def test_a_convener_that_says_for_ever_that_it_plans_is_believed_for_as_long_as_planning_may_take():
@@ -169,7 +173,7 @@ def test_a_convener_that_says_for_ever_that_it_plans_is_believed_for_as_long_as_
         (first,) = await here.add(KEYS[0], settings=SETTINGS, trains=False)
         idle(first)
         says(first, lambda said: msgspec.structs.replace(said, progress=ProposalProgress.PLANNING))
-        others = await here.add(*KEYS[1:5], settings=SETTINGS)
+        others = await here.add(*KEYS[1:4], settings=SETTINGS, trains=False)
         await until(lambda: agree(tuple(others)), SETTINGS.prepare_s + 15)
 
     newly(story)
@@ -195,14 +199,16 @@ def test_two_that_wait_for_the_memory_of_a_third_meet_it_however_late_it_comes(w
 @pytest.mark.parametrize("key", [KEYS[5], KEYS[1]], ids=["larger peer id", "smaller peer id"])
 def test_a_newcomer_that_cannot_reach_one_member_costs_the_others_nothing(key: NodeKey, far: int):
     async def story(here: Home) -> None:
-        nodes = await here.add(KEYS[0], *KEYS[2:5], settings=SETTINGS)
+        nodes = await here.add(KEYS[0], *KEYS[2:5], settings=SETTINGS, trains=False)
         await here.settled()
         await nodes[far].host.disconnect(key.peer_id, barred_s=1e6)
-        (late,) = await here.add(key, settings=SETTINGS)
+        (late,) = await here.add(key, settings=SETTINGS, trains=False)
         await asyncio.sleep(120)
         plan, taken = nodes[0].place, [len(node.places) for node in nodes]
-        assert (late.peer_id in plan.members) == (far != 0), "whom the convener cannot reach is not planned with"
-        await asyncio.sleep(1200)
+        assert (late.peer_id in plan.members) == (far != 0), (
+            "whom the convener cannot reach is not planned with"
+        )
+        await asyncio.sleep(600)
         assert {node.place.digest for node in nodes} == {plan.digest}
         assert [len(node.places) for node in nodes] == taken
         assert [left_out(node) for node in nodes] == [[], [], [], []]
@@ -249,19 +255,19 @@ def test_five_that_work_take_back_one_that_restarts_with_one_plan():
         await here.settled()
         for _ in range(3):
             await here.kill(nodes[2])
-            nodes[2:3] = await here.add(KEYS[2], settings=SETTINGS)
+            nodes[2:3] = await here.add(KEYS[2], settings=SETTINGS, trains=False)
             again = await here.settled(within_s=40)
-            await asyncio.sleep(400)
+            await asyncio.sleep(200)
             assert {node.place.digest for node in nodes} == {again.digest}
             assert [left_out(node) for node in nodes] == [[]] * 5
 
-    told(story, settings=SETTINGS)
+    told(story, settings=SETTINGS, trains=False)
 
 
 @pytest.mark.parametrize("plans_s", [120, 600])
 def test_a_convener_that_takes_long_to_plan_is_waited_for(plans_s: int):
     async def story(here: Home) -> None:
-        nodes = await here.add(*KEYS[:4], settings=SETTINGS)
+        nodes = await here.add(*KEYS[:4], settings=SETTINGS, trains=False)
         jobs = nodes[0].membership._jobs  # pyright: ignore[reportPrivateUsage]
         real = jobs._do  # pyright: ignore[reportPrivateUsage]
 
@@ -286,18 +292,42 @@ def test_members_that_load_for_long_under_a_first_plan_are_waited_for():
         assert {node.place.epoch for node in nodes} == {1}
         assert [left_out(node) for node in nodes] == [[]] * 5
 
-    told(story, settings=SETTINGS, load_s=SETTINGS.prepare_s - 30)
+    told(story, settings=SETTINGS, trains=False, load_s=SETTINGS.prepare_s - 30)
 
 
-def test_who_cannot_reach_the_only_member_of_a_stage_that_others_reach_takes_nobody_along():
+def test_a_member_of_an_inner_stage_that_only_the_convener_reaches_splits_nobody_off():
     async def story(here: Home, nodes: list[Node]) -> None:
         plan = await here.settled()
-        only = next(node for node in nodes if node.peer_id in needed(plan, without=nodes[0]))
-        for other in [node for node in nodes[1:] if node is not only][:1]:
-            await only.host.disconnect(other.peer_id, barred_s=1e6)
-        await asyncio.sleep(1500)
+        assert any(stage.peers == (nodes[4].peer_id,) for stage in plan.partition.stages[1:])
+        await cut(here, nodes[4], nodes[1:4], still=nodes[0])
+        await asyncio.sleep(600)
         assert {node.place.digest for node in nodes} == {plan.digest}
-        assert [left_out(node) for node in nodes] == [[]] * len(nodes)
+        assert [left_out(node) for node in nodes] == [[]] * 5
 
-    told(story, count=4, settings=SETTINGS, plan=pretend.settings(stages=4), free=800 * pretend.MB)
+    told(story, settings=SETTINGS, trains=False, plan=pretend.settings(stages=5), free=800 * pretend.MB)
 
+
+def test_a_single_member_that_does_not_reach_the_data_node_splits_nobody_off():
+    async def story(here: Home, nodes: list[Node]) -> None:
+        plan = await here.settled()
+        assert plan.partition.stages[0].peers == (nodes[3].peer_id,)
+        await cut(here, nodes[3], [nodes[1]], still=nodes[0])
+        await until(lambda: nodes[3].peer_id not in nodes[1].membership.members())
+        await asyncio.sleep(600)
+        assert {node.place.digest for node in nodes} == {plan.digest}
+        assert [left_out(node) for node in nodes] == [[]] * 4
+
+    told(story, count=4, settings=SETTINGS, trains=False, plan=FOUR_STAGES, free=800 * pretend.MB)
+
+
+def test_who_could_hold_everything_waits_for_a_convener_that_waits_for_more_members():
+    async def story(here: Home) -> None:
+        (first,) = await here.add(KEYS[0], settings=replace(SETTINGS, at_least=3), free=800 * pretend.MB)
+        (second,) = await here.add(KEYS[1], settings=replace(SETTINGS, at_least=1), free=800 * pretend.MB)
+        await asyncio.sleep(600)
+        assert first.places == second.places == []
+        (third,) = await here.add(KEYS[4], settings=SETTINGS)
+        await here.settled(within_s=40)
+        assert [len(node.places) for node in (first, second, third)] == [1, 1, 1]
+
+    newly(story)
