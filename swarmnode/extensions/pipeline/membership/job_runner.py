@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 
 from swarmnode.errors import SwarmnodeError
+from swarmnode.extensions.pipeline.membership.convener import MAX_AGAIN
 from swarmnode.extensions.pipeline.membership.follower import Follower
 from swarmnode.extensions.pipeline.membership.known_members import KnownMembers
 from swarmnode.extensions.pipeline.membership.membership_messages import ProposalProgress
@@ -85,7 +86,8 @@ class JobRunner:
         settings, follower = self._members.settings, self._follower
         prepares = follower.progress in (ProposalProgress.PLANNING, ProposalProgress.PREPARED)
         if prepares and follower.stopped_since_s is None and self._members.is_stopped(follower.in_force):
-            follower.stopped_since_s = loop_s() + settings.prepare_s  # So long it may take to get ready.
+            # As long as a round takes that ends each time because one member cannot load.
+            follower.stopped_since_s = loop_s() + (MAX_AGAIN + 1) * settings.prepare_s
         since_s = follower.stopped_since_s
         longest_s = settings.iteration_s + 2 * (settings.assignment_s + settings.catch_up_s)
         if since_s is not None and loop_s() - since_s > longest_s:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from swarmnode.extensions.pipeline.membership.convener import IDLE_AFTER
+from swarmnode.extensions.pipeline.membership.convener import IDLE_AFTER, MAX_AGAIN
 from swarmnode.extensions.pipeline.membership.known_members import MembershipSettings
 from swarmnode.extensions.pipeline.membership.membership_messages import (
     Hold,
@@ -33,7 +33,10 @@ from tests.unit.extensions.pipeline.membership.test_membership_hostile import sa
 SETTINGS = MembershipSettings("home", "big", ping_s=4.0, poll_s=2.0)
 IDLE_S = IDLE_AFTER * SETTINGS.retry_s
 FOUR_STAGES = pretend.settings(stages=4)
-HALF_WAY_S = SETTINGS.prepare_s + SETTINGS.iteration_s + 2 * (SETTINGS.assignment_s + SETTINGS.catch_up_s)
+HASTY = replace(SETTINGS, prepare_s=200.0, iteration_s=100.0, assignment_s=60.0, catch_up_s=10.0)
+HALF_WAY_S = (
+    (MAX_AGAIN + 1) * HASTY.prepare_s + HASTY.iteration_s + 2 * (HASTY.assignment_s + HASTY.catch_up_s)
+)
 """Time from the first proposal after which a convener that leaves it half-way is passed over."""
 
 LEFT_OUT = "out of pipeline plans"
@@ -153,8 +156,8 @@ def test_a_data_node_that_came_back_empty_gets_a_stage_without_a_convener_that_p
 
 def test_a_first_plan_comes_without_a_convener_that_never_goes_on():
     async def story(here: Home) -> None:
-        never_holds((await here.add(KEYS[0], settings=SETTINGS, trains=False))[0])
-        others = await here.add(*KEYS[1:4], settings=SETTINGS, trains=False)
+        never_holds((await here.add(KEYS[0], settings=HASTY, trains=False))[0])
+        others = await here.add(*KEYS[1:4], settings=HASTY, trains=False)
         await until(lambda: all(node.membership.status().proposed for node in others))
         await until(lambda: agree(tuple(others)), HALF_WAY_S + 15)
 
@@ -166,9 +169,9 @@ def test_the_death_of_all_data_nodes_is_planned_around_without_a_convener_that_n
         await here.settled()
         never_holds(nodes[0])
         others = await without_data_nodes(here, nodes)
-        await until(lambda: agree(tuple(others)), SETTINGS.silence_s + HALF_WAY_S + 15)
+        await until(lambda: agree(tuple(others)), HASTY.silence_s + HALF_WAY_S + 15)
 
-    told(story, settings=SETTINGS, trains=False, free=800 * pretend.MB)
+    told(story, settings=HASTY, trains=False, free=800 * pretend.MB)
 
 
 def test_a_convener_that_says_for_ever_that_it_plans_is_believed_for_as_long_as_planning_may_take():
@@ -296,6 +299,19 @@ def test_members_that_load_for_long_under_a_first_plan_are_waited_for():
         assert [left_out(node) for node in nodes] == [[]] * 5
 
     told(story, settings=SETTINGS, trains=False, load_s=SETTINGS.prepare_s - 30)
+
+
+def test_a_member_that_never_loads_in_time_is_left_out_by_a_convener_that_tries_it_three_times():
+    async def story(here: Home) -> None:
+        nodes = await here.add(*KEYS[:3], settings=HASTY, trains=False)
+        await here.add(KEYS[4], settings=HASTY, trains=False, load_s=10 * HASTY.prepare_s)
+        await until(lambda: agree(tuple(nodes)), (MAX_AGAIN + 1) * (HASTY.prepare_s + 15))
+        assert {node.membership._follower.by for node in nodes} == {nodes[0].peer_id}  # pyright: ignore[reportPrivateUsage]
+        assert [node.membership._members.may_convene(nodes[0].peer_id, now_s()) for node in nodes] == [
+            True
+        ] * 3  # pyright: ignore[reportPrivateUsage]
+
+    newly(story)
 
 
 def test_a_member_of_an_inner_stage_that_only_the_convener_reaches_splits_nobody_off(
