@@ -77,8 +77,8 @@ class Follower:
         if inputs.epoch > known + MAX_EPOCH_LEAP:
             raise Rejected(Refusal.EPOCH_LEAP, f"from {known} to {inputs.epoch}")
         self._check_part(inputs.former)
-        if sender != self.by:
-            self.stopped_since_s = None
+        if sender != self.by and self.stopped_since_s is not None:
+            self.stopped_since_s = now_s
         self.epoch, self.by, self.detail = inputs.epoch, sender, ""
         self.progress, self._inputs, self.proposed = ProposalProgress.PLANNING, inputs, None
         self._said = {}
