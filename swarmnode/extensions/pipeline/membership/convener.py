@@ -56,13 +56,6 @@ IDLE_AFTER = 2
 """Factor of `retry_s`: so long a member may have the turn and propose nothing while we are stopped, before it
 passes to the next one. After half of that we take the proposal of one who has been stopped for longer."""
 
-UNDER_WAY = frozenset(ProposalProgress) - {
-    ProposalProgress.NONE,
-    ProposalProgress.BEGUN,
-    ProposalProgress.FAILED,
-}
-"""Progress of a proposal that is being carried out."""
-
 RESIGNED_FOR = 10
 """Factor of `barred_s`: so long we do not convene after most members computed another plan than we did."""
 
@@ -145,6 +138,10 @@ class Convener:
         useless = self._useless(others)
         if not useless and await self._bar_deserters(others):
             return True
+        if idle:
+            logger.warning(
+                "planning without %s: it was their turn, and they did not", ", ".join(sorted(idle))
+            )
         if useless:
             logger.warning("planning without %s: they take micro-batches and do nothing", ", ".join(useless))
         if await self._hold_round(others):
@@ -155,9 +152,10 @@ class Convener:
     def _watch(self) -> None:
         """Note who has the turn, while we are stopped and nobody's proposal is under way."""
         follower, members = self._follower, self._members
+        over = (ProposalProgress.NONE, ProposalProgress.BEGUN, ProposalProgress.FAILED)
         if not members.is_stopped(follower.in_force):
             self._idle_since_s.clear()
-        elif follower.progress in UNDER_WAY and follower.by in members.living():
+        elif follower.progress not in over and follower.by in members.living():
             self._idle_since_s.pop(follower.by, None)
         elif (turn := self.turn()) != members.own and turn not in self._idle_since_s:
             self._idle_since_s[turn] = loop_s()

@@ -312,11 +312,10 @@ class KnownMembers:
         works under it. Around a lost member of another stage training goes on."""
         if plan is None:
             return True
-        living = {peer: self._known[peer].status for peer in self.living()}
-        here = {
-            peer for peer, status in living.items() if status is not None and status.in_force >= plan.epoch
-        }
-        return here.isdisjoint(data := plan.partition.stages[0].peers) and self.own not in data
+        data = {*plan.partition.stages[0].peers}
+        told = [self._known[peer].status for peer in data.intersection(self.living())]
+        works = any(each is not None and each.in_force >= plan.epoch for each in told)
+        return self.own not in data and not works
 
     def convener(self, now_s: float, *, resigned: bool, without: Collection[str] = ()) -> str:
         """Return the peer id that has the turn: the smallest living one that is not in `without`, including
