@@ -19,6 +19,8 @@ class HopFailure:
     position: int
     """Position on the path of the node at fault; 0 is our own."""
     trouble: Trouble
+    is_hearsay: bool = False
+    """True if another node says so, which may be wrong."""
 
 
 @dataclass(slots=True, eq=False)

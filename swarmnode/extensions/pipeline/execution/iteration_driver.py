@@ -34,6 +34,7 @@ from swarmnode.extensions.pipeline.wire.hop_messages import (
     Lost,
     Passed,
     TensorHeader,
+    Trouble,
 )
 from swarmnode.extensions.pipeline.wire.of_each import of_each
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
@@ -95,7 +96,7 @@ class MicroBatchDriver:
             near = hop.path[message.position - 1 : message.position + 2]
             if peer_id not in {self._context.assignment.peers[node] for node in near}:
                 raise Rejected(Refusal.WRONG_ROUTE, f"node {message.position} is not a neighbour's")
-            in_flight.settle(HopFailure(message.position, message.fault))
+            in_flight.settle(HopFailure(message.position, message.fault, is_hearsay=True))
             return
         raise Rejected(
             Refusal.UNKNOWN_WORK, f"this attempt at micro-batch {message.micro_batch} is not in flight"
@@ -177,7 +178,7 @@ class MicroBatchDriver:
             logger.info("micro-batch %d does not pass node %d: %s", hop.micro_batch, node, failure.trouble)
             if failure.position == 0:
                 break  # Our own layers, or the loss, have no finite numbers for it.
-            if failure.trouble == "silent":
+            if failure.trouble == "silent" and not (failure.is_hearsay and await self._lives(hop, failure)):
                 report.lost.add(node)
                 context.has_lost(node, f"micro-batch {hop.micro_batch} did not get past it")
             tried.add(node)
@@ -308,9 +309,16 @@ class MicroBatchDriver:
         return HopFailure(guilty, "silent" if guilty else "refused")
 
     async def _has_passed(self, hop: ForwardHop, position: int, homeward: bool) -> bool:
+        return await self._ask(hop, position, homeward) is None
+
+    async def _lives(self, hop: ForwardHop, failure: HopFailure) -> bool:
+        """Return True if a node that another one calls silent answers us."""
+        return await self._ask(hop, failure.position, homeward=False) != "silent"
+
+    async def _ask(self, hop: ForwardHop, position: int, homeward: bool) -> Trouble | None:
         question = Passed(
             plan=hop.plan, iteration=hop.iteration, attempt=hop.attempt, micro_batch=hop.micro_batch,
             position=position, homeward=homeward,
         )  # fmt: skip
         timeout_s = min(ASK_TIMEOUT_S, self._context.settings.hop_timeout_s)
-        return await send(self._context, hop.path[position], question, timeout_s=timeout_s) is None
+        return await send(self._context, hop.path[position], question, timeout_s=timeout_s)

@@ -7,6 +7,9 @@ that gave no plan are not tried again before something changes, or a while has p
 another proposal is coming is believed for as long as it takes to notice a death; whoever leaves the plan that
 it has just helped to begin is asked, and left out. Who turns out to do nothing is a reason to plan, too:
 that it has no stage under the next plan is then what every member computes for itself.
+
+Whoever has the turn may have reasons not to propose that we do not see. So its turn passes only while we are
+stopped, only for the next plan, and only if most members have seen the same; nobody is barred for it.
 """
 
 import asyncio
@@ -14,10 +17,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
 
+from swarmnode.bounded_dict import BoundedDict
 from swarmnode.errors import NetworkError
 from swarmnode.extensions.pipeline.membership.follower import Follower
 from swarmnode.extensions.pipeline.membership.known_members import KnownMembers
 from swarmnode.extensions.pipeline.membership.membership_messages import (
+    MAX_MEMBERS,
     Ping,
     ProposalProgress,
     Propose,
@@ -46,6 +51,10 @@ because it may be the only one that has its layers."""
 SETTLED_AFTER = 3
 """Factor of `settle_s`: so long after the first newcomer no others are waited for, as they may never stop
 coming."""
+
+IDLE_AFTER = 2
+"""Factor of `retry_s`: so long a member may have the turn and propose nothing while we are stopped, before it
+passes to the next one. After half of that we take the proposal of one who has been stopped for longer."""
 
 RESIGNED_FOR = 10
 """Factor of `barred_s`: so long we do not convene after most members computed another plan than we did."""
@@ -97,6 +106,8 @@ class Convener:
         self._begun: tuple[frozenset[tuple[str, int]], str] = (frozenset(), "")
         """Members of the last plan that we brought into force, and its digest."""
         self._due_since_s: float | None = None
+        self._idle_since_s = BoundedDict[str, float](MAX_MEMBERS)
+        """Time since which each member that has had the turn proposes nothing while we are stopped."""
         self._judged: frozenset[str] = frozenset()
         """Members that our last plans left out because they do nothing. Each is left out once."""
 
@@ -108,28 +119,64 @@ class Convener:
     def is_resigned(self) -> bool:
         return loop_s() < self._resigned_until_s
 
-    def turn(self) -> str:
-        """Return the peer id of the member that has the turn to convene."""
-        return self._members.convener(loop_s(), resigned=self.is_resigned)
+    def turn(self, share: float = 1.0) -> str:
+        """Return the peer id of the member that has the turn to convene. `share`: that of the time after
+        which an idle one loses it."""
+        return self._members.convener(loop_s(), resigned=self.is_resigned, without=self._idle(share))
 
     async def run(self) -> bool:
         """Convene if it is our turn and a plan is due. Returns False if not."""
+        self._watch()
+        idle = self._idle()
         others = [
             peer
             for peer in self._members.usable(loop_s())
-            if is_fresh(self._members[peer].presence.costs.member, self._wall_s())
+            if peer not in idle and is_fresh(self._members[peer].presence.costs.member, self._wall_s())
         ]
-        if not self._is_due(others):
+        if not (self._is_due(others) and self._most_follow(others)):
             return False
         useless = self._useless(others)
         if not useless and await self._bar_deserters(others):
             return True
+        if idle:
+            logger.warning(
+                "planning without %s: it was their turn, and they did not", ", ".join(sorted(idle))
+            )
         if useless:
             logger.warning("planning without %s: they take micro-batches and do nothing", ", ".join(useless))
         if await self._hold_round(others):
             self._judged |= {*useless}
         self._due_since_s = None
         return True
+
+    def _watch(self) -> None:
+        """Note who has the turn, while we are stopped and nobody's proposal is under way."""
+        follower, members = self._follower, self._members
+        over = (ProposalProgress.NONE, ProposalProgress.BEGUN, ProposalProgress.FAILED)
+        if not members.is_stopped(follower.in_force):
+            self._idle_since_s.clear()
+        elif follower.progress not in over and follower.by in members.living():
+            self._idle_since_s.pop(follower.by, None)
+        elif (turn := self.turn()) != members.own and turn not in self._idle_since_s:
+            self._idle_since_s[turn] = loop_s()
+
+    def _idle(self, share: float = 1.0) -> frozenset[str]:
+        """Return members whose turn has passed. One that says that it plans has as long as for that."""
+        now_s, settings = loop_s(), self._members.settings
+        found: set[str] = set()
+        for peer, since_s in self._idle_since_s.items():
+            status = self._members[peer].status if peer in self._members else None
+            plans = status is not None and status.progress == ProposalProgress.PLANNING
+            limit_s = settings.prepare_s if plans else IDLE_AFTER * settings.retry_s
+            if now_s - since_s > share * limit_s:
+                found.add(peer)
+        return frozenset(found)
+
+    def _most_follow(self, others: list[str], *, but: int = 0) -> bool:
+        """Return True if these members, `but` so many that refuse it, and we are most of those that live, or
+        if we need not be: nobody has let its turn pass."""
+        idle = self._idle().intersection(self._members.usable(loop_s()))
+        return not idle or 2 * (1 + len(others) - but) > 1 + len(others) + len(idle)
 
     def _is_due(self, others: list[str]) -> bool:
         now_s, settings = loop_s(), self._members.settings
@@ -228,6 +275,10 @@ class Convener:
         )
         round_ = ProposalRound(self._ask, own, (own, *others), settings, lambda: self._follower.proposed)
         outcome = await round_.run(proposal)
+        if own in outcome.failed or not self._most_follow(others, but=len(outcome.outbid)):
+            # Whoever let its turn pass has no plan either, or only we are stopped.
+            self._idle_since_s.clear()
+            outcome.outbid.clear()
         await self._ask_again(outcome)
         await self._wait_for_better(outcome, proposal.epoch)
         plan = self._follower.in_force

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 
 from swarmnode.errors import SwarmnodeError
+from swarmnode.extensions.pipeline.membership.convener import MAX_AGAIN
 from swarmnode.extensions.pipeline.membership.follower import Follower
 from swarmnode.extensions.pipeline.membership.known_members import KnownMembers
 from swarmnode.extensions.pipeline.membership.membership_messages import ProposalProgress
@@ -82,7 +83,12 @@ class JobRunner:
 
     def _give_up_waiting(self) -> None:
         """Pass over a convener that lives but has not finished a change of plan in time."""
-        settings, follower, since_s = self._members.settings, self._follower, self._follower.stopped_since_s
+        settings, follower = self._members.settings, self._follower
+        prepares = follower.progress in (ProposalProgress.PLANNING, ProposalProgress.PREPARED)
+        if prepares and follower.stopped_since_s is None and self._members.is_stopped(follower.in_force):
+            # As long as a round takes that ends each time because one member cannot load.
+            follower.stopped_since_s = loop_s() + (MAX_AGAIN + 1) * settings.prepare_s
+        since_s = follower.stopped_since_s
         longest_s = settings.iteration_s + 2 * (settings.assignment_s + settings.catch_up_s)
         if since_s is not None and loop_s() - since_s > longest_s:
             why = f"it left changes of plan half-way for {longest_s:.0f} s"

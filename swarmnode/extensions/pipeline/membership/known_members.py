@@ -7,6 +7,7 @@ Tables are bounded: the dead make room for the living, strangers are refused onc
 """
 
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from swarmnode.bounded_dict import BoundedDict
@@ -20,6 +21,7 @@ from swarmnode.extensions.pipeline.membership.membership_messages import (
     open_presence,
 )
 from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement
+from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.token_bucket import TokenBucket
 
@@ -305,13 +307,23 @@ class KnownMembers:
         statuses = [self._known[peer].status for peer in others]
         return 2 * sum(each is not None and each.in_force > epoch for each in statuses) > len(others)
 
-    def convener(self, now_s: float, *, resigned: bool) -> str:
-        """Return the peer id that has the turn: the smallest living one, including ours unless we
-        resigned."""
+    def is_stopped(self, plan: AgreedPlan | None) -> bool:
+        """Return True if nobody can train under our plan: it is None, or no data node of it answers and still
+        works under it. Around a lost member of another stage training goes on."""
+        if plan is None:
+            return True
+        data = {*plan.partition.stages[0].peers}
+        told = [self._known[peer].status for peer in data.intersection(self.living())]
+        works = any(each is not None and each.in_force >= plan.epoch for each in told)
+        return self.own not in data and not works
+
+    def convener(self, now_s: float, *, resigned: bool, without: Collection[str] = ()) -> str:
+        """Return the peer id that has the turn: the smallest living one that is not in `without`, including
+        ours unless we resigned."""
         ready = [
             peer
             for peer in self.usable(now_s)
-            if (s := self._known[peer].status) is not None and not s.resigned
+            if (s := self._known[peer].status) is not None and not s.resigned and peer not in without
         ]
         return min([*ready, *([] if resigned and ready else [self.own])])
 

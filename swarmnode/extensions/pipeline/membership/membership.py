@@ -3,10 +3,11 @@
 link_probes.py, costs -> announcements, pings -> [Membership] -> on_agreed -> stages; agreed(k) -> drivers
 
 There is no coordinator. Everyone announces itself, everyone pings everyone; the living member with the
-smallest peer id convenes (proposal_round.py), all follow (follower.py), and if it falls silent the next one
-does. Plans change between iterations only: training goes on under the former plan while the next one is
-computed and its weights are loaded. After a partition both sides go on alone, and meet again under one plan,
-with the highest epoch; who was then behind by iterations is told so by `AgreedPlan.iteration`.
+smallest peer id convenes (proposal_round.py), all follow (follower.py), and if it falls silent, or proposes
+nothing while all are stopped, the next one does. Plans change between iterations only: training goes on under
+the former plan while the next one is computed and its weights are loaded. After a partition both sides go on
+alone, and meet again under one plan, with the highest epoch; who was then behind by iterations is told so by
+`AgreedPlan.iteration`.
 """
 
 import asyncio
@@ -276,7 +277,8 @@ class Membership:
             self._news.tell()
 
     def _propose(self, sender: str, proposal: Propose, now_s: float) -> None:
-        members, follower, convener = self._members, self._follower, self._convener.turn()
+        # We may have been stopped for a shorter time than the sender.
+        members, follower, convener = self._members, self._follower, self._convener.turn(0.5)
         if sender > convener or not members.may_convene(sender, now_s):
             raise Rejected(Refusal.NOT_CONVENER, f"{convener} lives and convenes")
         announcements = members.check_proposal(

@@ -48,7 +48,7 @@ class PlanningCosts:
         """
         names = tuple(sorted(peer for part in parts.stages for peer in part.peers))
         members = [self.costs[name] for name in names]
-        table = _placement_table(members, parts, self.settings.micro_batch_tokens)
+        table = _placement_table(members, parts, self.settings)
         stages = tuple(tuple(sorted(map(names.index, part.peers))) for part in parts.stages)
         stage_of = {node: stage for stage, nodes in enumerate(stages) for node in nodes}
         known = _both_ends(names, self.links)
@@ -80,24 +80,29 @@ class PlanningCosts:
         return Simulator(instance).run(paths).makespan_s / len(paths), len(paths)
 
 
-def _placement_table(members: Sequence[MemberCosts], parts: Partition, tokens: int) -> PlacementTable:
+def _placement_table(
+    members: Sequence[MemberCosts], parts: Partition, settings: PlanSettings
+) -> PlacementTable:
     """Return, as [node][stage], the seconds of a micro-batch and the micro-batches that fit beside the
     stage's weights."""
+    tokens, most = settings.micro_batch_tokens, settings.slots
     seconds = [
         tuple(forward_s(member, part.end - part.first) * tokens for part in parts.stages)
         for member in members
     ]
-    slots = [tuple(_slots(member, part) for part in parts.stages) for member in members]
+    slots = [tuple(_slots(member, part, most) for part in parts.stages) for member in members]
     return PlacementTable(tuple(seconds), tuple(slots))
 
 
-def _slots(member: MemberCosts, part: PlannedStage) -> int:
-    """Return the micro-batches in flight that the member could hold as a replica of the stage; 0 if it cannot
-    be one."""
+def _slots(member: MemberCosts, part: PlannedStage, most: int) -> int:
+    """Return the micro-batches in flight that the member could hold as a replica of the stage, `most` at the
+    most; 0 if it cannot be one."""
     left_bytes = member.free_bytes - part.held_bytes
     if left_bytes < 0 or (part.first == 0 and not member.holds_data):
         return 0
-    return min(member.memory_slots, left_bytes // part.slot_bytes) if part.slot_bytes else member.memory_slots
+    # More than all are asked for would be a lie, which makes planning take long.
+    most = min(most, member.memory_slots)
+    return min(most, left_bytes // part.slot_bytes) if part.slot_bytes else most
 
 
 def _backward_factor(members: Sequence[MemberCosts], parts: Partition) -> float:

@@ -20,7 +20,7 @@ def model(layers: int = 6) -> ModelCosts:
 
 def settings(layers: int = 6, **changes: object) -> PlanSettings:
     """Of a pipeline that is planned within a tenth of a second."""
-    given: dict[str, object] = {"search_tasks": 3000, **changes}
+    given: dict[str, object] = {"search_tasks": 3000, "slots": 4, **changes}
     return PlanSettings(model(layers), micro_batch_tokens=1000, token_bytes=2000, **given)  # type: ignore[arg-type]
 
 

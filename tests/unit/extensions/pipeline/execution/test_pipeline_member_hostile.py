@@ -98,6 +98,29 @@ def test_a_signature_is_for_one_attempt_on_one_path() -> None:
             check_signature(message, other)
 
 
+# About a neighbour
+
+
+async def test_a_member_that_calls_its_neighbour_silent_gets_no_living_one_taken_for_lost(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = Plan(instance_of([[0], [1], [2]], path_length=3, memory=(4,) * 3), ((0, 1, 2),))
+    async with crew(plan, workers(folder), settings=QUICK) as found:
+        relay = found.nodes[1].member._active.relay  # pyright: ignore
+        onward = relay._onward  # pyright: ignore
+
+        async def accuse(relayed: Any, values: torch.Tensor) -> None:
+            if len(relayed.hop.path) == 2:
+                await onward(relayed, values)
+            else:
+                await relay._tell(relayed.hop, 2, "silent")  # pyright: ignore
+
+        monkeypatch.setattr(relay, "_onward", accuse)
+        report = await found.nodes[0].member.train(ListFeed(batches(True), 2))
+        assert report.retried > 0 and report.lost == set()
+        assert found.peers[2] not in found.nodes[0].member.lost
+
+
 # The end of an iteration
 
 

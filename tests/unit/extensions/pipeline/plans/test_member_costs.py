@@ -212,6 +212,12 @@ def test_who_does_not_hold_data_or_has_no_memory_has_no_slot():
     assert table.memory[0] == (1, 0)
 
 
+def test_nobody_has_more_slots_than_the_settings_ask_for_whatever_it_claims():
+    liar = member("b", memory_slots=1024, free_bytes=2**50)
+    _, table = PlanningCosts(costs_of("abc") | {"b": liar}, LINKS, SETTINGS).measured(PARTS)
+    assert table.memory[1] == (SETTINGS.slots, SETTINGS.slots)
+
+
 def test_costs_and_links_in_another_order_give_the_same_instance():
     backwards = dict(reversed(LINKS.items()))
     other = PlanningCosts(costs_of("cba"), backwards, SETTINGS)
