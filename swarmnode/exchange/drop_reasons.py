@@ -21,7 +21,6 @@ class Reason(StrEnum):
     """Short codes for counters, each with its rule. Values never come from the wire, so their number is
     bounded. docs/metrics.md has them as a table."""
 
-    _value_: str
     points: float
     """What it takes from the score of the peer it came from; 0: nothing."""
     words: str

@@ -359,7 +359,7 @@ class Fetcher:
             self._accept(announcement, body, checked)
             reputation.did_deliver(author, took_s)
         except Rejected as rejected:
-            if rejected.reason == Reason.PLAY_TIMEOUT:
+            if rejected.reason == str(Reason.PLAY_TIMEOUT):
                 self._overran(announcement)
             self._was_in_vain(author, rejected.reason, len(body))
             self._ledger.drop(rejected.reason, author, rejected.detail)

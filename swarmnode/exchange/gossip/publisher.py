@@ -69,7 +69,7 @@ class Publisher:
                 self._ledger.published += 1
             except Rejected as rejected:
                 self._ledger.unpublished[rejected.reason] += 1
-                if rejected.reason == Reason.ZERO_ADVANTAGE:
+                if rejected.reason == str(Reason.ZERO_ADVANTAGE):
                     self._keep_what_is_right(group, outside=outside)
             except NetworkError as error:
                 self._ledger.unpublished[Reason.HOST_DOWN] += 1
