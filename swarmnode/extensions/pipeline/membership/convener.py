@@ -108,6 +108,8 @@ class Convener:
         self._due_since_s: float | None = None
         self._idle_since_s = BoundedDict[str, float](MAX_MEMBERS)
         """Time since which each member that has had the turn proposes nothing while we are stopped."""
+        self._idle_at = 0
+        """Our iteration when we last looked for such members."""
         self._judged: frozenset[str] = frozenset()
         """Members that our last plans left out because they do nothing. Each is left out once."""
 
@@ -153,7 +155,9 @@ class Convener:
         """Note who has the turn, while we are stopped and nobody's proposal is under way."""
         follower, members = self._follower, self._members
         over = (ProposalProgress.NONE, ProposalProgress.BEGUN, ProposalProgress.FAILED)
-        if not members.is_stopped(follower.in_force):
+        steps, self._idle_at = follower.iteration != self._idle_at, follower.iteration
+        # Where steps are taken, a data node is at work that we do not reach.
+        if steps or not members.is_stopped(follower.in_force):
             self._idle_since_s.clear()
         elif follower.progress not in over and follower.by in members.living():
             self._idle_since_s.pop(follower.by, None)

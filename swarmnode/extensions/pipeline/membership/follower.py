@@ -78,7 +78,8 @@ class Follower:
             raise Rejected(Refusal.EPOCH_LEAP, f"from {known} to {inputs.epoch}")
         self._check_part(inputs.former)
         if sender != self.by and self.stopped_since_s is not None:
-            self.stopped_since_s = now_s
+            # Later than now while it was given time to load: the next one is given no less (job_runner.py).
+            self.stopped_since_s = now_s if self.stopped_since_s <= now_s else None
         self.epoch, self.by, self.detail = inputs.epoch, sender, ""
         self.progress, self._inputs, self.proposed = ProposalProgress.PLANNING, inputs, None
         self._said = {}

@@ -314,6 +314,20 @@ def test_a_convener_that_tries_a_member_three_times_which_never_loads_in_time_ke
     newly(story)
 
 
+def test_a_convener_that_comes_while_another_ones_first_plan_is_loaded_has_as_long_as_that_one(
+    caplog: pytest.LogCaptureFixture,
+):
+    async def story(here: Home) -> None:
+        nodes = await here.add(*KEYS[1:4], settings=HASTY, trains=False)
+        await here.add(KEYS[4], settings=HASTY, trains=False, load_s=10 * HASTY.prepare_s)
+        await asyncio.sleep(30)
+        nodes += await here.add(KEYS[0], settings=HASTY, trains=False)
+        await until(lambda: agree(tuple(nodes)), (MAX_AGAIN + 2) * (HASTY.prepare_s + 15))
+        assert "changes of plan half-way" not in caplog.text
+
+    newly(story)
+
+
 def test_where_nobody_finds_a_plan_the_convener_has_its_turn_again():
     async def story(here: Home, nodes: list[Node]) -> None:
         await until(lambda: bool(passed(nodes[1])), IDLE_S + 15)
@@ -336,6 +350,21 @@ def test_a_member_of_an_inner_stage_that_only_the_convener_reaches_splits_nobody
         assert LEFT_OUT not in caplog.text
 
     told(story, settings=SETTINGS, trains=False, plan=pretend.settings(stages=5), free=800 * pretend.MB)
+
+
+def test_a_data_node_that_only_the_convener_reaches_splits_nobody_off_while_steps_are_taken(
+    caplog: pytest.LogCaptureFixture,
+):
+    async def story(here: Home, nodes: list[Node]) -> None:
+        plan = await here.settled()
+        assert plan.partition.stages[0].peers == (nodes[3].peer_id,)
+        await cut(here, nodes[3], nodes[1:3], still=nodes[0])
+        await until(lambda: nodes[3].peer_id not in nodes[1].membership.members())
+        await asyncio.sleep(300)
+        assert {node.place.digest for node in nodes} == {plan.digest}
+        assert LEFT_OUT not in caplog.text
+
+    told(story, count=4, settings=SETTINGS, plan=FOUR_STAGES, free=800 * pretend.MB)
 
 
 def test_a_single_member_that_does_not_reach_the_data_node_splits_nobody_off(
