@@ -56,6 +56,9 @@ IDLE_AFTER = 2
 """Factor of `retry_s`: so long a member may have the turn and propose nothing while we are stopped, before it
 passes to the next one. After half of that we take the proposal of one who has been stopped for longer."""
 
+NO_CHANGE = frozenset({ProposalProgress.NONE, ProposalProgress.BEGUN, ProposalProgress.FAILED})
+"""How far a member is with the latest proposal while no change of plan is under way."""
+
 RESIGNED_FOR = 10
 """Factor of `barred_s`: so long we do not convene after most members computed another plan than we did."""
 
@@ -154,24 +157,24 @@ class Convener:
     def _watch(self) -> None:
         """Note who has the turn, while we are stopped and nobody's proposal is under way."""
         follower, members = self._follower, self._members
-        over = (ProposalProgress.NONE, ProposalProgress.BEGUN, ProposalProgress.FAILED)
         steps, self._idle_at = follower.iteration != self._idle_at, follower.iteration
         # Where steps are taken, a data node is at work that we do not reach.
         if steps or not members.is_stopped(follower.in_force):
             self._idle_since_s.clear()
-        elif follower.progress not in over and follower.by in members.living():
+        elif follower.progress not in NO_CHANGE and follower.by in members.living():
             self._idle_since_s.pop(follower.by, None)
         elif (turn := self.turn()) != members.own and turn not in self._idle_since_s:
             self._idle_since_s[turn] = loop_s()
 
     def _idle(self, share: float = 1.0) -> frozenset[str]:
-        """Return members whose turn has passed. One that says that it plans has as long as for that."""
+        """Return members whose turn has passed. One that says that a change is under way, which we may not be
+        part of, has as long as for that."""
         now_s, settings = loop_s(), self._members.settings
         found: set[str] = set()
         for peer, since_s in self._idle_since_s.items():
             status = self._members[peer].status if peer in self._members else None
-            plans = status is not None and status.progress == ProposalProgress.PLANNING
-            limit_s = settings.prepare_s if plans else IDLE_AFTER * settings.retry_s
+            changes = status is not None and status.progress not in NO_CHANGE
+            limit_s = settings.prepare_s if changes else IDLE_AFTER * settings.retry_s
             if now_s - since_s > share * limit_s:
                 found.add(peer)
         return frozenset(found)

@@ -328,6 +328,20 @@ def test_a_convener_that_comes_while_another_ones_first_plan_is_loaded_has_as_lo
     newly(story)
 
 
+def test_who_comes_while_others_load_under_a_first_plan_waits_for_them(caplog: pytest.LogCaptureFixture):
+    async def story(here: Home) -> None:
+        nodes = await here.add(KEYS[0], settings=SETTINGS, trains=False)
+        nodes += await here.add(KEYS[4], settings=SETTINGS, trains=False, load_s=300)
+        await until(lambda: bool(nodes[0].membership.status().proposed))
+        nodes += await here.add(KEYS[1], settings=SETTINGS, trains=False)
+        await asyncio.sleep(280)
+        assert "it was their turn" not in caplog.text
+        await here.settled(within_s=60)
+        assert [len(node.places) for node in nodes] == [2, 2, 1]
+
+    newly(story)
+
+
 def test_where_nobody_finds_a_plan_the_convener_has_its_turn_again():
     async def story(here: Home, nodes: list[Node]) -> None:
         await until(lambda: bool(passed(nodes[1])), IDLE_S + 15)
