@@ -6,6 +6,7 @@ run.py -> [Screen] -> node.log, stderr (stdout is kept for the last line)
 
 import logging
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -56,6 +57,32 @@ def find_panel() -> TerminalPanel | None:
     return first("panel")
 
 
+class _Showing:
+    """The screens that show the story, of several nodes in one program: the last one to end may be none of
+    the first to begin."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._count = 0
+        self._propagates = True
+
+    def begin(self, ours: logging.Logger) -> None:
+        with self._lock:
+            if not self._count:
+                self._propagates = ours.propagate
+            self._count += 1
+            ours.propagate = False
+
+    def end(self, ours: logging.Logger) -> None:
+        with self._lock:
+            self._count -= 1
+            if not self._count:
+                ours.propagate = self._propagates
+
+
+_showing = _Showing()
+
+
 class Screen:
     """Sets up logging for the length of a command. `start_watcher` hands the terminal over to the panel."""
 
@@ -68,7 +95,7 @@ class Screen:
         self._terminal = shows and (sys.stderr.isatty() if terminal is None else terminal)
         self._shows = shows
         self._logger = logging.getLogger("swarmnode")
-        self._level, self._propagates = self._logger.level, self._logger.propagate
+        self._level = self._logger.level
         self._least = self._level or logging.INFO
         self._handlers: list[logging.Handler] = []
         self._lines: logging.Handler | None = None
@@ -77,7 +104,8 @@ class Screen:
         # A level that somebody chose for our logger is about stderr; the file has the whole story.
         self._logger.setLevel(min(self._least, logging.INFO))
         # What is shown is not shown twice; what is not shown still reaches a program's own logging.
-        self._logger.propagate = self._propagates and not self._shows
+        if self._shows:
+            _showing.begin(self._logger)
         for name in CHATTER:
             logging.getLogger(name).setLevel(logging.ERROR)
         if self._shows:
@@ -95,7 +123,8 @@ class Screen:
             self._logger.removeHandler(handler)
             handler.close()
         self._handlers.clear()
-        self._logger.propagate = self._propagates
+        if self._shows:
+            _showing.end(self._logger)
         self._logger.setLevel(self._level)
 
     def _keep_file(self, path: Path) -> None:
