@@ -90,10 +90,8 @@ class ImportedTask(TaskAround):
 
     spec: str
     task: Any
-
-    @property
-    def version(self) -> str:
-        return str(self.task.version)
+    version: str
+    """As it was when the object was found: it may be computed, and is asked for with each example."""
 
     def examples(self, seed: int) -> Iterator[Example]:
         """Yields the object's own examples; rows as in a task file become examples. Raises TaskError."""
@@ -132,7 +130,7 @@ def task_of(found: Attribute) -> ImportedTask | None:
     if not is_task(task):
         return None
     kind = ImportedEnvironment if is_environment(task) else ImportedTask
-    return kind(found.spec, task)
+    return kind(found.spec, task, str(task.version))
 
 
 def _made(found: Attribute) -> Any:
