@@ -181,9 +181,9 @@ class Isolated(TaskAround, ABC):
 
 
 def is_exchangeable(task: object) -> bool:
-    """Returns True if rollouts of a task may leave this node. A task that does not say so may: its version
-    promises that every node with the same one draws and scores alike."""
-    return bool(getattr(task, "exchangeable", True))
+    """Returns True if rollouts of a task may leave this node. Unless it says otherwise, they may where it
+    judges each answer by itself: its version promises that every node draws and scores alike."""
+    return bool(getattr(task, "exchangeable", not judges_groups(task)))
 
 
 def judges_groups(task: object) -> bool:

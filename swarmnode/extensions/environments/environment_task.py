@@ -36,7 +36,7 @@ from swarmnode.extensions.environments.tools import tools_from
 from swarmnode.tasks.deadlines.task_lock import TASK_LOCK
 from swarmnode.tasks.environment_maker import EnvironmentMaker
 from swarmnode.tasks.file_task import FileTask
-from swarmnode.tasks.judging.rewards import Reward, are_exchangeable
+from swarmnode.tasks.judging.rewards import Reward, are_exchangeable, judge_groups
 from swarmnode.tasks.task import Task, evaluation_size_of, holds_out
 from swarmnode.types import Example
 
@@ -70,6 +70,11 @@ class EnvironmentTask:
     def exchangeable(self) -> bool:
         """True if other nodes can replay the episodes and would get the same scores."""
         return self.parts.exchangeable and are_exchangeable(self.rewards)
+
+    @property
+    def judges_groups(self) -> bool:
+        """True if a reward compares the episodes of a group."""
+        return judge_groups(self.rewards)
 
     @property
     def most_turns(self) -> int:

@@ -20,7 +20,7 @@ from swarmnode.tasks.kinds.script_objects import as_task
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.processes.isolated_task import isolate
 from swarmnode.tasks.source_file import load_source
-from swarmnode.tasks.task import Environment, is_environment
+from swarmnode.tasks.task import Environment, is_environment, judges_groups
 from swarmnode.types import Example
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
@@ -133,6 +133,12 @@ def test_without_a_reward_the_last_turn_is_compared_with_the_answer(tmp_path: Pa
 
 def test_tools_stay_at_home_unless_they_say_otherwise(tmp_path: Path) -> None:
     assert not loaded(tmp_path, TWO_TOOLS.replace("exchangeable = True", "")).exchangeable
+
+
+def test_rewards_that_compare_the_episodes_of_a_group_stay_at_home_and_say_so(tmp_path: Path) -> None:
+    assert not judges_groups(loaded(tmp_path, TWO_TOOLS))
+    task = loaded(tmp_path, f"{TWO_TOOLS}\nreward.of_group = True\n")
+    assert judges_groups(task) and not task.exchangeable
 
 
 def test_a_reward_gets_conversations_as_trl_has_them() -> None:

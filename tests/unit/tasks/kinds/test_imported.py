@@ -72,6 +72,18 @@ class Told(Doubles):
     demonstrations = {"2 * 1 =": "2"}
 
 
+class Growing(Doubles):
+    """Its version is computed, and another one each time."""
+
+    name = "growing"
+    asked = 2
+
+    @property
+    def version(self):
+        self.asked += 1
+        return str(self.asked)
+
+
 class Telling(Doubles):
     name = "telling"
 
@@ -135,6 +147,19 @@ def test_an_object_a_class_and_what_makes_one_are_tasks(package: str, attribute:
     example = draw_round([task], 0, 1, 1)[0]
     assert redraw(task, example.key) == example
     assert task.score(example, [str(example.columns["answer"]), "?"]) == [{"right": 1.0}, {"right": 0.0}]
+
+
+def test_the_version_of_an_object_is_asked_for_once(package: str) -> None:
+    task = load_task(f"{package}:Growing")
+    found = [task.version, *(example.key.version for example in task.examples(0)), task.version]
+    assert found == [found[0]] * 52
+
+
+def test_a_task_that_judges_groups_stays_at_home_unless_it_says_otherwise(package: str) -> None:
+    task = load_task(f"{package}:Told")
+    assert judges_groups(task) and not is_exchangeable(task)
+    with isolated(f"{package}:Told") as apart:
+        assert not is_exchangeable(apart)
 
 
 def test_a_function_is_a_task_with_the_rewards_of_its_module(package: str) -> None:
