@@ -283,10 +283,14 @@ def group_advantages(rewards: Sequence[float | None], advantage: Advantage) -> l
     if not has_gradient(rewards):
         return None
     scored = [reward for reward in rewards if reward is not None]
-    given = [float(one) for one in advantage(scored)]
+    made = advantage(scored)
+    try:
+        given = [float(one) for one in made]
+    except (TypeError, ValueError):
+        given = []
     if len(given) != len(scored) or not all(map(isfinite, given)):
         raise ConfigError(
-            f"the advantage of training.loss made {given!r:.80} of {len(scored)} rewards",
+            f"the advantage of training.loss made {made!r:.80} of {len(scored)} rewards",
             hint="it takes the rewards of a group, a list of floats, and returns as many finite ones",
         )
     credit = iter(given)

@@ -130,8 +130,14 @@ def test_a_token_alone_is_clipped_as_ppo_clips_it(loss: str) -> None:
 
 @pytest.mark.parametrize(
     "advantage",
-    [lambda rewards: [1.0], lambda rewards: [1.0, 0.0] * 9, lambda rewards: [math.nan] * len(rewards)],
-    ids=["too few", "too many", "not a number"],
+    [
+        lambda rewards: [1.0],
+        lambda rewards: [1.0, 0.0] * 9,
+        lambda rewards: [math.nan] * len(rewards),
+        lambda rewards: None,
+        lambda rewards: [None] * len(rewards),
+    ],
+    ids=["too few", "too many", "not a number", "nothing", "several nothings"],
 )
 def test_an_advantage_that_is_none_is_refused(advantage: Advantage) -> None:
     with pytest.raises(ConfigError, match=r"advantage of training\.loss made .* of 2 rewards"):
