@@ -19,8 +19,8 @@ class HopFailure:
     position: int
     """Position on the path of the node at fault; 0 is our own."""
     trouble: Trouble
-    is_hearsay: bool = False
-    """True if another node says so, which may be wrong."""
+    told_by: int | None = None
+    """The neighbour on the path that says so, which may be wrong. None: we have seen it ourselves."""
 
 
 @dataclass(slots=True, eq=False)

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 
 from torch import Tensor
 
@@ -61,13 +62,15 @@ class MicroBatchDriver:
         """Our micro-batches that hold a slot, by node."""
         self._came_back: list[ForwardHop] = []
         """The attempts that came back, by their first message."""
+        self._apart: set[frozenset[int]] = set()
+        """Pairs of nodes that live, of which one does not reach the other in this iteration, as it says."""
         self._report = IterationReport(0)
 
     async def run(self, feed: Feed) -> IterationReport:
         """Bring the micro-batches of one iteration along their paths until each is back or given up. Returns
         what is known of it before its step is taken."""
         clock = asyncio.get_running_loop().time
-        self._began_s, self._came_back = clock(), []
+        self._began_s, self._came_back, self._apart = clock(), [], set()
         report = self._report = IterationReport(self._context.iteration)
         async with asyncio.TaskGroup() as agents:
             for agent in self.agents:
@@ -94,9 +97,10 @@ class MicroBatchDriver:
             if not 0 < message.position < len(hop.path):
                 break
             near = hop.path[message.position - 1 : message.position + 2]
-            if peer_id not in {self._context.assignment.peers[node] for node in near}:
+            tells = next((node for node in near if self._context.assignment.peers[node] == peer_id), None)
+            if tells is None:
                 raise Rejected(Refusal.WRONG_ROUTE, f"node {message.position} is not a neighbour's")
-            in_flight.settle(HopFailure(message.position, message.fault, is_hearsay=True))
+            in_flight.settle(HopFailure(message.position, message.fault, told_by=tells))
             return
         raise Rejected(
             Refusal.UNKNOWN_WORK, f"this attempt at micro-batch {message.micro_batch} is not in flight"
@@ -143,10 +147,12 @@ class MicroBatchDriver:
             await self._bring(agent, wave, path, inputs, feed)
 
     def _living(self, path: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the path without nodes that are known to be lost."""
-        if self._context.lost.isdisjoint(path):
+        """Return the path without nodes that are known to be lost, or out of reach of the one before."""
+        lost = self._context.lost
+        apart = [after for before, after in pairwise(path) if frozenset((before, after)) in self._apart]
+        if lost.isdisjoint(path) and not apart:
             return path
-        return repaired_path(self._plan, path, self._context.lost, (), self._load) or path
+        return repaired_path(self._plan, path, lost, apart, self._load) or path
 
     async def _bring(
         self, agent: int, wave: int, path: tuple[int, ...], inputs: LossInputs, feed: Feed
@@ -178,9 +184,12 @@ class MicroBatchDriver:
             logger.info("micro-batch %d does not pass node %d: %s", hop.micro_batch, node, failure.trouble)
             if failure.position == 0:
                 break  # Our own layers, or the loss, have no finite numbers for it.
-            if failure.trouble == "silent" and not (failure.is_hearsay and await self._lives(hop, failure)):
-                report.lost.add(node)
-                context.has_lost(node, f"micro-batch {hop.micro_batch} did not get past it")
+            if failure.trouble == "silent":
+                if failure.told_by is not None and await self._lives(hop, failure):
+                    self._apart.add(frozenset((failure.told_by, node)))
+                else:
+                    report.lost.add(node)
+                    context.has_lost(node, f"micro-batch {hop.micro_batch} did not get past it")
             tried.add(node)
             again = repaired_path(self._plan, path, context.lost, tried - context.lost, self._load)
             if again is None:

@@ -121,6 +121,25 @@ async def test_a_member_that_calls_its_neighbour_silent_gets_no_living_one_taken
         assert found.peers[2] not in found.nodes[0].member.lost
 
 
+async def test_a_neighbour_out_of_reach_of_one_member_is_tried_by_it_once_an_iteration(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = Plan(instance_of([[0], [1], [2, 3]], path_length=3, memory=(4,) * 4), ((0, 1, 2),))
+    async with crew(plan, workers(folder), settings=QUICK) as found:
+        relay = found.nodes[1].member._active.relay  # pyright: ignore
+        onward = relay._onward  # pyright: ignore
+
+        async def cut(relayed: Any, values: torch.Tensor) -> None:
+            if relayed.hop.path[-1] == 2:
+                await relay._tell(relayed.hop, 2, "silent")  # pyright: ignore
+            else:
+                await onward(relayed, values)
+
+        monkeypatch.setattr(relay, "_onward", cut)
+        report = await found.nodes[0].member.train(ListFeed(batches(True), 2))
+        assert (report.micro_batches, report.retried, report.lost) == (2, 1, set())
+
+
 # The end of an iteration
 
 
