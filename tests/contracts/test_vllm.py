@@ -842,3 +842,12 @@ def test_tokens_that_arrive_behind_an_abort_are_nobodys(failing, driver):
     failing.abort_requests = lambda keys: failing.fail(keys[0])
     assert driver.abort(["0"]) == []
     driver.close()
+
+
+def test_steps_that_overlap_are_vllms_own(merged_engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from swarmnode.extensions.vllm.scheduler import _knows_all  # pyright: ignore[reportPrivateUsage]
+
+    scheduler = merged_engine._driver._core.scheduler
+    assert _knows_all(scheduler)
+    monkeypatch.setattr(scheduler.vllm_config.scheduler_config, "async_scheduling", True)
+    assert not _knows_all(scheduler), "as on a CUDA card"

@@ -133,13 +133,15 @@ class DecodingScheduler(Scheduler):
 
 
 def _knows_all(scheduler: Scheduler) -> bool:
-    """Returns True if the model samples text from one kind of attention. (`engine_arguments` turns on nothing
-    else, and `core_request` asks for no end-of-sequence token, grammar, repetition check or least length.)"""
+    """Returns True if the model samples text from one kind of attention, one step after the other, which vLLM
+    itself decides by the device. (`engine_arguments` turns on nothing else, and `core_request` asks for no
+    end-of-sequence token, grammar, repetition check or least length.)"""
     model = scheduler.vllm_config.model_config
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     return (
         [type(manager) for manager in managers] == [FullAttentionManager]
         and managers[0].block_size == scheduler.block_size == scheduler.hash_block_size
+        and scheduler.vllm_config.max_concurrent_batches == 1
         and not model.supports_multimodal_inputs
         and model.runner_type == "generate"
         and not scheduler.is_encoder_decoder
