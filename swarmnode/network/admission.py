@@ -50,9 +50,17 @@ class Admissions(Protocol):
 
 def admission_to(paths: Paths, name: str) -> Admission | None:
     """Returns this home's admission to a private swarm. None: it has no key of that name, so the swarm is
-    public. Raises NetworkError for a damaged file, ConfigError where nothing here can read it."""
-    path = file_of(paths.swarms, name)
-    return _admissions(name)(path, paths.met_members(name)) if path.exists() else None
+    public. Raises NetworkError for a damaged file and for one that is gone, ConfigError where nothing here can
+    read it."""
+    path, met = file_of(paths.swarms, name), paths.met_members(name)
+    if path.exists():
+        return _admissions(name)(path, met)
+    if met.exists():
+        raise NetworkError(
+            f"the swarm {name} was private in this home, and its key {path} is gone",
+            hint=f"put the file back, join by an invitation, or remove {met} to go public under that name",
+        )
+    return None
 
 
 def accept(invitation: Invitation, paths: Paths) -> None:
