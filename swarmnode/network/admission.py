@@ -7,7 +7,7 @@ invitation with a key -> [accept] -> home
 from pathlib import Path
 from typing import Protocol
 
-from swarmnode.errors import ConfigError
+from swarmnode.errors import ConfigError, NetworkError
 from swarmnode.machine.storage import Paths
 from swarmnode.network.finding.invitation import Invitation
 from swarmnode.network.streams import StreamHost
@@ -49,9 +49,9 @@ class Admissions(Protocol):
 
 
 def admission_to(paths: Paths, name: str) -> Admission | None:
-    """Returns this home's admission to a private swarm. None: it has no key of that name, so the swarm is
-    public. Raises NetworkError for a damaged file and for one that is gone, ConfigError where nothing here can
-    read it."""
+    """Returns this home's admission to a private swarm. None: it never had a key of that name, so the swarm
+    is public. Raises NetworkError for a file that is damaged or gone, ConfigError where nothing here can read
+    it."""
     path, met = file_of(paths.swarms, name), paths.met_members(name)
     if path.exists():
         return _admissions(name)(path, met)
