@@ -7,7 +7,7 @@ invitation with a key -> [accept] -> home
 from pathlib import Path
 from typing import Protocol
 
-from swarmnode.errors import ConfigError
+from swarmnode.errors import ConfigError, NetworkError
 from swarmnode.machine.storage import Paths
 from swarmnode.network.finding.invitation import Invitation
 from swarmnode.network.streams import StreamHost
@@ -49,10 +49,18 @@ class Admissions(Protocol):
 
 
 def admission_to(paths: Paths, name: str) -> Admission | None:
-    """Returns this home's admission to a private swarm. None: it has no key of that name, so the swarm is
-    public. Raises NetworkError for a damaged file, ConfigError where nothing here can read it."""
-    path = file_of(paths.swarms, name)
-    return _admissions(name)(path, paths.met_members(name)) if path.exists() else None
+    """Returns this home's admission to a private swarm. None: it never had a key of that name, so the swarm
+    is public. Raises NetworkError for a file that is damaged or gone, ConfigError where nothing here can read
+    it."""
+    path, met = file_of(paths.swarms, name), paths.met_members(name)
+    if path.exists():
+        return _admissions(name)(path, met)
+    if met.exists():
+        raise NetworkError(
+            f"the swarm {name} was private in this home, and its key {path} is gone",
+            hint=f"put the file back, join by an invitation, or remove {met} to go public under that name",
+        )
+    return None
 
 
 def accept(invitation: Invitation, paths: Paths) -> None:

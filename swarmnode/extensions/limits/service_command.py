@@ -21,6 +21,7 @@ from swarmnode.cli.settings import invited
 from swarmnode.errors import ConfigError, StorageError, SwarmnodeError
 from swarmnode.extensions.limits.service_texts import Started, user_unit
 from swarmnode.machine.storage import builtin_folder, replace_file
+from swarmnode.settings.config_layers import ENV_PREFIX
 
 app = typer.Typer(help="Have the system start a node at boot.", no_args_is_help=True)
 
@@ -62,6 +63,7 @@ def install(
     if kind != "user":
         raise ConfigError(f"--for {kind} is installed by hand", hint=f"see it by `--for {kind} --print`")
     unit = Path.home() / ".config" / "systemd" / "user" / "swarmnode.service"
+    before = unit.read_text().partition("ExecStart=")[2].partition("\n")[0] if unit.exists() else ""
     try:
         replace_file(unit, text.encode(), mode=0o600)  # An invitation in it may hold the key of a swarm.
     except OSError as error:
@@ -69,6 +71,8 @@ def install(
     for command in (("daemon-reload",), ("enable", "swarmnode"), ("restart", "swarmnode")):
         _systemctl(*command)
     lines = [f"{unit} is written, and the node runs: `systemctl --user status swarmnode`", LINGER]
+    if before and before not in text:
+        lines.append(f"it replaces the service that ran {before}")
     tell(json, {"for": kind, "text": text, "path": str(unit)}, lines)
 
 
@@ -79,6 +83,11 @@ def started_with(arguments: Sequence[str]) -> Started:
     # The unit passes an invitation on, and each start reads it.
     swarm, addresses = invited(given["home"], given["swarm"], given["addresses"], keeps=False)
     settings = settings_given({**given, "swarm": swarm, "addresses": addresses})
+    if lost := [origin for origin in settings.origins.values() if origin.startswith(ENV_PREFIX)]:
+        raise ConfigError(
+            f"the service would not have {', '.join(lost)} of this shell",
+            hint=f"put what they say into {settings.paths.user_config}, or unset them",
+        )
     on_card = settings.config.policy.device != "cpu" and shutil.which("nvidia-smi") is not None
     # Of a member it bounds the stage alone, beside which the process takes what it takes.
     whole = not on_card and not settings.config.pipeline.name

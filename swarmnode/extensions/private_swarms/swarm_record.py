@@ -123,7 +123,7 @@ def changed(
 ) -> SwarmRecord:
     """Returns the record with a new signed list. `members` are added to the listed ones, as far as there is
     room; with `only` they replace them. `publishers`: empty for everybody, None for no change. Raises
-    NetworkError if this key is not the founder's."""
+    NetworkError if this key is not the founder's, and for peers that were removed before."""
     before = record.manifest
     if founder.peer_id != record.founder or before is None:
         raise NetworkError(
@@ -132,7 +132,11 @@ def changed(
         )
     if record.founder in remove:
         raise NetworkError("the founder cannot be removed: nobody else could sign the list")
-    removed = tuple(sorted({*before.removed, *_ids(remove)}))
+    gone = set(before.removed)
+    named = {*only, *(publishers or ()), *(remove if gone.issuperset(remove) else ())}
+    if again := gone & named:
+        raise NetworkError(f"{', '.join(sorted(again))} was removed from {record.name} before")
+    removed = tuple(sorted({*gone, *_ids(remove)}))
     # Those of before come first: one member with a thousand names must not keep the founder from a new key.
     wanted = (record.founder, *(_ids(only) or (*before.members, *_ids(members))))
     staying = [peer for peer in dict.fromkeys(wanted) if peer not in removed][:MAX_LISTED]

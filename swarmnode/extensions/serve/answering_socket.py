@@ -10,7 +10,6 @@ import os
 import select
 import shutil
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Generator
@@ -34,6 +33,7 @@ from swarmnode.extensions.serve.questions import (
     QuestionRefused,
 )
 from swarmnode.machine.storage import replace_file
+from swarmnode.network.daemon.daemon_process import make_socket_folder
 from swarmnode.node.building.callers import CallerSource
 
 logger = logging.getLogger(__name__)
@@ -93,9 +93,8 @@ class AnsweringSocket:
         self._thread = threading.Thread(target=self._listen, name="service socket", daemon=True)
 
     def __enter__(self) -> Self:
-        # A folder that only we may enter, and a path that is short enough for a socket.
-        self._folder = tempfile.mkdtemp(prefix="swarmnode-")
-        self.path = f"{self._folder}/service"
+        self._folder = make_socket_folder()
+        self.path = str(self._folder / "service")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(self.path)
         self._socket.listen(MOST_CONNECTIONS)

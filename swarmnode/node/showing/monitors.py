@@ -225,5 +225,7 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and path.stat().st_size > MOST_LOG_BYTES:
         path.replace(path.with_suffix(".1.jsonl"))
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
+    with path.open("ab+") as file:
+        file.seek(max(0, file.seek(0, 2) - 1))
+        torn = file.read(1) not in (b"\n", b"")  # A crash left half a line; only that one is lost.
+        file.write(b"\n" * torn + json.dumps(record).encode() + b"\n")

@@ -74,6 +74,23 @@ def test_a_home_of_the_environment_goes_into_the_unit(
     assert "/there" not in run("--print", "--", "--home", "here")
 
 
+def test_settings_of_the_shell_that_the_service_would_not_have_are_named(
+    systemctl: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWARMNODE_LIMITS__HOURS", "22-7")
+    with pytest.raises(ConfigError, match=r"would not have SWARMNODE_LIMITS__HOURS") as refused:
+        run("--", "--home", "here")
+    assert "here/config/config.toml" in refused.value.hint
+    assert not (systemctl / ".config").exists()
+
+
+def test_a_service_that_takes_the_place_of_another_says_so(systemctl: Path) -> None:
+    assert "replaces" not in run("--", "--home", "first")
+    assert "replaces" not in run("--", "--home", "first")
+    told = run("--", "--home", "second")
+    assert "it replaces the service that ran" in told and "--home first" in told
+
+
 def test_printing_changes_nothing(systemctl: Path) -> None:
     told = json.loads(run("--print", "--json"))
     assert told["for"] == "user" and told["text"] == run("--print")

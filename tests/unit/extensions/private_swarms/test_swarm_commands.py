@@ -3,15 +3,18 @@
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
 from swarmnode.cli.app import app
 from swarmnode.cli.settings import invited
 from swarmnode.errors import ConfigError, NetworkError
+from swarmnode.extensions.private_swarms.private_swarm import MetMembers
 from swarmnode.extensions.private_swarms.swarm_record import record_of
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import resolve_paths
+from swarmnode.network.admission import admission_to, file_of
 
 PEER = NodeKey(b"p" * 32).peer_id
 
@@ -42,6 +45,27 @@ def test_who_is_removed_is_listed_so_and_every_invitation_from_before_is_out_of_
         (True, False, True),
         (False, True, False),
     ]
+
+
+def test_who_was_removed_is_neither_removed_again_nor_given_a_part(tmp_path: Path) -> None:
+    swarm(tmp_path, "create", "friends", "--private")
+    swarm(tmp_path, "remove", PEER)
+    invitation = swarm(tmp_path, "invite").stdout
+    for command in (("remove", PEER), ("publishers", PEER), ("rotate", "--only", PEER)):
+        refused = swarm(tmp_path, *command).exception
+        assert isinstance(refused, NetworkError) and "was removed from friends before" in str(refused)
+    assert swarm(tmp_path, "invite").stdout == invitation, "and the key is the same"
+
+
+def test_a_private_swarm_whose_key_is_gone_is_not_joined_in_public(tmp_path: Path) -> None:
+    swarm(tmp_path, "create", "friends", "--private")
+    paths = resolve_paths(tmp_path)
+    admission = admission_to(paths, "friends")
+    assert admission is not None and admission_to(paths, "others") is None
+    MetMembers(paths.met_members("friends")).note(PEER)
+    file_of(paths.swarms, "friends").unlink()
+    with pytest.raises(NetworkError, match="friends was private in this home"):
+        admission_to(paths, "friends")
 
 
 def test_a_swarm_is_neither_founded_twice_nor_public_by_mistake(tmp_path: Path) -> None:

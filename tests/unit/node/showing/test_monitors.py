@@ -109,6 +109,14 @@ def test_a_log_that_cannot_be_written_says_so_once_and_comes_back(
     assert (json.loads(line)["progress.round"], json.loads(line)["monitors.failed"]) == (3.0, 2.0)
 
 
+def test_a_line_that_a_crash_cut_short_costs_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    monitors_module.append_line(path, {"round": 1})
+    path.write_text(path.read_text() + '{"round": 2, "rew')
+    monitors_module.append_line(path, {"round": 3})
+    assert path.read_text().splitlines() == ['{"round": 1}', '{"round": 2, "rew', '{"round": 3}']
+
+
 def test_a_full_log_is_put_aside_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitors_module, "MOST_LOG_BYTES", 100)
     path = tmp_path / "lines.jsonl"
