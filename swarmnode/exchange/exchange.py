@@ -135,7 +135,7 @@ class Exchange:
         )
         self.library = None if shelf is None else Borrower(context, shelf, self._bodies, self._fetcher)
         """Right answers that can be had later. None: this node takes no part in it."""
-        self._gate = ConnectionGate(host, self._ledger.banned_for_s, self._bodies.is_connected_to)
+        self._gate = ConnectionGate(host, self._ledger.banned_for_s, self._bodies.set_connected)
         self._record_path = record
         self._recorder = None if record is None else Recorder(record, self._record)
         self._group = asyncio.TaskGroup()
@@ -176,7 +176,7 @@ class Exchange:
 
         The other policies of this process have them directly, and where nobody else is, that is all.
         """
-        self._fetcher.has_answered(group.example.key for group in groups)
+        self._fetcher.note_answered(group.example.key for group in groups)
         await self._publisher.publish(groups)
 
     async def collect(self, j: int, policy_version: int, deadline_s: float) -> list[RolloutGroup]:
@@ -206,7 +206,7 @@ class Exchange:
         """Finds at most `count` examples that others asked for help with and that we should answer, too; none
         comes twice, and none that we have answered."""
         wanted = self._publisher.helping.to_try(count, self._fetcher.answered)
-        self._fetcher.has_answered(wanted)
+        self._fetcher.note_answered(wanted)
         return wanted
 
     def prefer(self, needs: Mapping[str, float]) -> None:

@@ -121,8 +121,8 @@ class Fetcher:
         """Look at the pool again: it or the demand has changed."""
         self._woken.set()
 
-    def has_answered(self, examples: Iterable[ExampleKey]) -> None:
-        """Take note of examples that we answered, or are about to."""
+    def note_answered(self, examples: Iterable[ExampleKey]) -> None:
+        """Note examples that we have answered, or are about to."""
         for key in examples:
             self.answered[key] = None
 

@@ -116,8 +116,8 @@ class Holder:
         self.pulled = 0
         """Bodies that we fetched because others asked for them."""
 
-    def is_connected_to(self, peers: Collection[str]) -> None:
-        """Take note of the peers that we hold a connection to. What others announced is forgotten."""
+    def set_connected(self, peers: Collection[str]) -> None:
+        """Set the peers that we are connected to. What others announced is forgotten."""
         came, self._connected = frozenset(peers) - self._connected, frozenset(peers)
         for author in self._authors.keys() - self._connected:
             del self._authors[author]

@@ -94,7 +94,7 @@ class OwnJudge:
         """Returns True if this task has ever judged anything."""
         return name in self._has_judged
 
-    def has_failed(self, name: str, error: JudgementLost | TaskError) -> None:
+    def record_failure(self, name: str, error: JudgementLost | TaskError) -> None:
         """Counts a failure and logs it. Raises TaskError at the last one that is tolerated."""
         if self.stopped.done():
             return
@@ -165,7 +165,7 @@ class JudgedTask(TaskAround):
         try:
             scores = self._scored(example, completions)
         except (JudgementLost, TaskError) as error:
-            self._judge.has_failed(self.name, error)
+            self._judge.record_failure(self.name, error)
             return unscored
         self._judge.was_judged(self.name)
         return list(scores)
@@ -231,4 +231,4 @@ class JudgedEnvironment(JudgedTask):
 
     def broke_off(self) -> None:
         """Counts an example whose conversations have all broken off. Raises TaskError after too many."""
-        self._judge.has_failed(self.name, self.failure)
+        self._judge.record_failure(self.name, self.failure)
