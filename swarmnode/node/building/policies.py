@@ -125,7 +125,7 @@ def with_trained_model(load: Callable[[str | None], Settings], number: int = 0) 
     gone = Path(trained).is_absolute() and not Path(trained).is_dir()
     if trained == settings.model or gone:
         return settings
-    return replace(load(trained), model_reason="trained in this home before; --model takes another")
+    return replace(load(trained), model_reason="trained in this home earlier; --model takes another")
 
 
 def check_policies(config: Config) -> None:

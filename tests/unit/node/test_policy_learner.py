@@ -114,7 +114,7 @@ def test_a_reward_that_fails_costs_its_groups_until_it_has_failed_too_often(
 
     monkeypatch.setattr(Odd, "score", fails_after_one)
     learner = make("tasks.max_failures=2")
-    with pytest.raises(TaskError, match="given up after 2 groups one after the other"):
+    with pytest.raises(TaskError, match="given up after 2 groups in a row"):
         learner.rollouts(1)
     learner.close()
     judged.clear()

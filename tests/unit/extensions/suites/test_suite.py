@@ -101,7 +101,7 @@ def test_bad_rows_are_named_with_file_and_line_and_none_is_left_out(tmp_path: Pa
         file.write('\n{"question"\n[1]\n')
     with pytest.raises(TaskError, match="has 4 rows that cannot be asked") as caught:
         load(path)
-    for line, fault in [(3, "has no ####"), (4, "has no answer"), (6, "no JSON"), (7, "no JSON object")]:
+    for line, fault in [(3, "has no ####"), (4, "has no answer"), (6, "not JSON"), (7, "not a JSON object")]:
         assert f"{path} line {line}: " in caught.value.message
         assert fault in caught.value.message
 

@@ -279,7 +279,7 @@ def test_a_reward_that_hangs_is_a_verdict_which_names_function_and_example(tmp_p
     assert not report.ok
     (finding,) = report.findings
     assert report.sample is not None
-    where = f"the reward of task mine on the example {report.sample.prompt!r}"
+    where = f"the reward of task mine on example {report.sample.prompt!r}"
     assert finding.what == f"{where} did not return within {HANGS_FOR_S:g} s"
     assert finding.advice == f"it was at {path} line 12, in reward_form"
     assert (report.drawn, report.scores_per_s) == (600, None)

@@ -62,7 +62,7 @@ def test_a_thread_that_hangs_is_left_behind_and_may_still_end_later(caplog):
     hanging.start()
     inside.wait()
     with turn.taken():
-        assert "going on without waiting" in caplog.text
+        assert "continuing without it" in caplog.text
         release.set()
         hanging.join(timeout=30)
         assert turn._holder is threading.current_thread()

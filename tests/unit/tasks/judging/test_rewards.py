@@ -370,7 +370,7 @@ def test_a_reward_that_is_misspelt_is_answered_with_what_was_meant(tmp_path: Pat
         (f"{tmp_path}/mine.py:rigth", "did you mean right?"),
         (f"{tmp_path}/mine.py:zzz", "there are right, short"),
     ):
-        with pytest.raises(TaskError, match="there is no reward") as caught:
+        with pytest.raises(TaskError, match="no reward '") as caught:
             load_reward(spec)
         assert caught.value.hint == meant
 

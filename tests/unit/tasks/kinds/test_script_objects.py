@@ -226,9 +226,9 @@ def test_every_argument_of_a_partial_counts_where_it_stands() -> None:
 
 def test_rows_that_cannot_train_or_measure_are_told_for_what_they_are() -> None:
     rows = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(9)]
-    with pytest.raises(TaskError, match="every row to train on is asked by the evaluation set"):
+    with pytest.raises(TaskError, match="every training row is also in the evaluation set"):
         as_task(rows, evaluation=rows)
-    with pytest.raises(TaskError, match="the rows to measure on are none"):
+    with pytest.raises(TaskError, match="eval_dataset is empty"):
         as_task(rows, evaluation=[])
     with pytest.raises(TaskError, match="no split 'train' among test"):
         refuse_untrained({"test": rows})
