@@ -58,14 +58,14 @@ def test_a_node_trains_a_round_without_extensions(heart: Run, quick_model: Path)
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("join", "--pipeline", "ours"), "join = 'pipeline': no such run: there are alone;"),
-        (("join", "--task", "rows.jsonl?reward=http://127.0.0.1:9"), "no such judge: there are none;"),
-        (("join", "--set", "node.monitors=wandb"), "no such monitor: there are none;"),
+        (("join", "--pipeline", "ours"), "join = 'pipeline': no such run; available: alone."),
+        (("join", "--task", "rows.jsonl?reward=http://127.0.0.1:9"), "no such judge; available: none."),
+        (("join", "--set", "node.monitors=wandb"), "no such monitor; available: none."),
         (("join", "--set", "num_generations=8"), "unknown setting 'num_generations' (--set)"),
-        (("join", "--engine", "vllm"), "no such engine: there are auto, embedded;"),
+        (("join", "--engine", "vllm"), "no such engine; available: auto, embedded."),
         (("join", "--task", "rows.jsonl?reward=passes_tests"), "no reward 'passes_tests'"),
-        (("join", "--model", "tiny"), "policy.model = 'tiny': no such model: there are none;"),
-        (("join", "--task", "tools.py"), "'turns': no such environment: there are none;"),
+        (("join", "--model", "tiny"), "policy.model = 'tiny': no such model; available: none."),
+        (("join", "--task", "tools.py"), "'turns': no such environment; available: none."),
         (("join", "--task", "reasoning-gym:chain_sum"), "there is no task 'reasoning-gym:chain_sum'"),
     ],
 )

@@ -132,12 +132,12 @@ class Policy:
         try:
             tensors = load_file(str(folder / "adapter_model.safetensors"))
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"the adapter in {folder} cannot be read: {error}") from error
+            raise CheckpointError(f"cannot read the adapter in {folder}: {error}") from error
         ours = self.adapter()
         if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in ours.items()}:
             raise CheckpointError(
-                f"the adapter in {folder} has other layers or another rank than this policy",
-                hint="use the settings it was trained with, begin a run beside it (--run NAME), or start over"
+                f"the adapter in {folder} has different layers or another rank than this policy",
+                hint="use the settings it was trained with, start another run (--run NAME), or start over"
                 " with --fresh (nothing is deleted)",
             )
         set_peft_model_state_dict(self.peft_model, tensors, adapter_name=self.adapter_name)
@@ -170,7 +170,7 @@ def _with_adapter(base: LoadedModel, lora: Any, name: str, beside: Policy | None
         beside.peft_model.add_adapter(name, lora)
     except ValueError as error:
         raise ModelError(
-            f"PEFT puts no adapter on {base.name} ({base.family}): {error}",
+            f"PEFT cannot add an adapter to {base.name} ({base.family}): {error}",
             hint="set policy.lora_targets to other layers, or choose another --model",
         ) from error
     return beside.peft_model
@@ -220,7 +220,7 @@ def _named(linear: Collection[str], wanted: Sequence[str], family: str) -> list[
             known = ", ".join(sorted({_last(layer) for layer in linear})) or "none"
             raise ModelError(
                 f"policy.lora_targets: {family} has no linear layer {name} that LoRA could change",
-                hint=f"there are {known}; auto takes those that suit",
+                hint=f"it has {known}; auto selects suitable ones",
             )
         found += [layer for layer in meant if layer not in found]
     return found

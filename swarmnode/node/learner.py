@@ -189,6 +189,6 @@ def decide_overlap(
     if not gpu and cores < 2:
         return Overlap(False, False, "off: this machine has one core")
     if need_bytes is None:
-        return Overlap(False, gpu, "off: the memory that this model needs is not known")
+        return Overlap(False, gpu, "off: this model's memory needs are unknown")
     room = f"{need_bytes / GIB:.2f} GiB for generation and training at once, {free_bytes / GIB:.2f} GiB free"
     return Overlap(not tight, gpu and tight, f"{'off' if tight else 'on'}: {room}")

@@ -117,7 +117,9 @@ class RolloutLearner(Learner):
             try:
                 example = self._redraw(key)
             except JudgementLost as lost:
-                logger.info("an example of others is not answered, it could not be drawn: %s", lost)
+                logger.info(
+                    "skipping an example that others asked for help with; it cannot be drawn: %s", lost
+                )
                 continue
             if example is not None:
                 self._examples.want([example])
@@ -344,6 +346,6 @@ def _clear_about_memory() -> Generator[None, None, None]:
             raise
         raise EngineError(
             "generation ran out of memory",
-            hint="lower rollout.slots or rollout.max_tokens, choose a smaller --model, or hold this one with"
+            hint="lower rollout.slots or rollout.max_tokens, choose a smaller --model, or share this one with"
             " others: --pipeline NAME",
         ) from error

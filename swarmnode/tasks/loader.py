@@ -120,8 +120,8 @@ def _unknown(spec: str) -> TaskError:
         hint = f"task kinds are {', '.join(registry.names('task'))}; see `swarmnode task list`"
     else:
         hint = (
-            f"built-in tasks: {', '.join(builtin_names())}; or pass a .py file, package.module:attribute, or a"
-            f" data set ({', '.join(DATA_SUFFIXES)})"
+            f"built-in tasks: {', '.join(builtin_names())}; or pass a .py file, package.module:attribute, or"
+            f" a data set ({', '.join(DATA_SUFFIXES)})"
         )
     return TaskError(f"there is no task {spec!r}", hint=hint)
 

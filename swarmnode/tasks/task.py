@@ -3,9 +3,9 @@
 [Task.examples(seed)] -> [draw_train], [draw_held_out] -> rollout
 exchange: ExampleKey  -> [redraw]                      -> score again, locally
 
-A task is a stream of examples for each seed. A hash of the prompt (`is_held_out`), not the task, decides which
-examples train and which are held out, so the two never overlap, on any node, for any task. Only a task with
-its own evaluation set trains on all other examples; the set is part of its version.
+A task is a stream of examples for each seed. A hash of the prompt (`is_held_out`), not the task, decides
+which examples train and which are held out, so the two never overlap, on any node, for any task. Only a task
+with its own evaluation set trains on all other examples; the set is part of its version.
 """
 
 import hashlib
@@ -70,8 +70,8 @@ class Environment(Task, Protocol):
     """A task that answers back: it and the policy take turns until one of them has nothing more to say.
 
     `score` gets the turns of each episode and judges it. If `exchangeable`, what it observes and scores
-    depends only on the example and on what the policy said, on every machine: a stranger's episode is replayed
-    from what the policy said alone.
+    depends only on the example and on what the policy said, on every machine: a stranger's episode is
+    replayed from what the policy said alone.
     """
 
     @property

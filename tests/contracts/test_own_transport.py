@@ -101,7 +101,7 @@ def test_doctor_looks_at_a_transport_of_ones_own() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("quic", "no such transport: there are p2pd; or one of your own as mymodule:name"),
+        ("quic", "no such transport; available: p2pd. Use your own as mymodule:name"),
         ("no_such_module:host", "cannot be imported: No module named 'no_such_module'"),
     ],
 )

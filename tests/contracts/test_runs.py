@@ -155,15 +155,15 @@ def test_a_run_that_is_named_goes_on_with_other_tasks_knowingly(options: dict[st
     assert (second.run, second.rounds) == ("mine", 3), "its rounds are counted on"
     for reward in (second.reward_first, second.reward_last):
         assert reward is not None and reward <= -1.0, "measured anew"
-    (line,) = said(home, "run mine goes on, but the examples or the reward of rows changed")
-    assert re.search(r"\d+ answers of its book and \d+ groups under way are dropped", line)
+    (line,) = said(home, "run mine continues, but the examples or the reward of rows changed")
+    assert re.search(r"\d+ answers in its book and \d+ unfinished groups are dropped", line)
     assert [run.name for run in runs_in(resolve_paths(home).checkpoints)] == ["mine"]
 
     plain = sn.run(ROWS, negative, rounds=1, **options)
     assert (plain.run, plain.rounds) == ("rows", 1), "who does not name it leaves it alone"
     third = sn.run(ROWS, negative, rounds=4, run="mine", **options)
     assert (third.rounds, third.reward_first) == (4, second.reward_first)
-    assert len(said(home, "run mine goes on, but")) == 1, "it is of these tasks now"
+    assert len(said(home, "run mine continues, but")) == 1, "it is of these tasks now"
 
 
 def test_a_run_that_is_named_and_done_returns_no_reward_for_other_tasks(options: dict[str, Any]) -> None:

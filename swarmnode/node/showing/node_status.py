@@ -354,7 +354,7 @@ def invitation(status: NodeStatus) -> str | None:
     join = "swarmnode join" + (f" --pipeline {status.pipeline.name}" if status.pipeline.name else "")
     if status.network.private:
         return (
-            f"{join} INVITATION, which `swarmnode swarm invite --swarm {status.swarm}` prints here,"
+            f"{join} INVITATION, printed by `swarmnode swarm invite --swarm {status.swarm}` here,"
             " with the --home of this node"
         )
     swarm = "" if status.swarm == "commons" else f" --swarm {status.swarm}"
@@ -363,7 +363,7 @@ def invitation(status: NodeStatus) -> str | None:
 
 def joins_from(status: NodeStatus) -> str:
     """Return who can use the invitation: `another machine`, or who is nearer."""
-    nearer = {"lan": "another machine in this LAN", "machine": "another node on this machine"}
+    nearer = {"lan": "another machine on this LAN", "machine": "another node on this machine"}
     return nearer.get(_usable(status)[0], "another machine")
 
 
@@ -452,7 +452,7 @@ def summary_of(status: NodeStatus) -> Summary:
     generation, advice = status.generation, [status.advice] if status.advice else []
     if generation.failure:
         advice.append(
-            f"groups without a reward: {generation.unjudged_groups}, the last as {generation.failure}"
+            f"groups without a reward: {generation.unjudged_groups}, the last because {generation.failure}"
         )
     return Summary(
         peer=status.peer_id,
@@ -464,7 +464,7 @@ def summary_of(status: NodeStatus) -> Summary:
         evaluated_round=status.reward.eval_round,
         external_groups_trained=dict(status.exchange.trained),
         saved_round=status.checkpoint.round,
-        stopped=status.phase.detail if status.phase.name == "stopped" else "it was broken off",
+        stopped=status.phase.detail if status.phase.name == "stopped" else "interrupted",
         advice="; ".join(advice),
         run=status.run,
         not_saved=_not_saved(status),

@@ -116,7 +116,7 @@ def _take(task: Task, seeds: Iterator[int], count: int) -> list[Example]:
     if len(examples) < count:
         raise TaskError(
             f"{task.name} has too few training examples for one round",
-            hint="a fifth of the prompts is held out for evaluation by a hash of the text, which may be all if"
+            hint="a fifth of the prompts is held out for evaluation by a hash of the text, and perhaps all if"
             " they are alike: add more different questions (in an environment: what reset() returns), or"
             " measure on others (eval_dataset=, or FILE?evaluation=FILE)",
         )

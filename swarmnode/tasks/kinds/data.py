@@ -227,7 +227,7 @@ def _no_column(
     row: Columns,
     wanted: str,
     place: str,
-    otherwise: str = "FILE?prompt=COLUMN names the prompt's column; rows passed in by a script name it `prompt`",
+    otherwise: str = "FILE?prompt=COLUMN names the prompt's column; rows of a script have it as `prompt`",
 ) -> str:
     names = sorted(map(str, row))
     close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.7)

@@ -39,7 +39,7 @@ def load_from_hub(name: str) -> Iterator[Mapping[str, Any]]:
             size = builder.info.download_size or 0
             if size > MAX_DOWNLOAD_BYTES:
                 raise TaskError(
-                    f"{repo} is a download of {size / 2**30:.0f} GiB; the limit is {MAX_DOWNLOAD_BYTES >> 30} GiB",
+                    f"{repo} is {size / 2**30:.0f} GiB to download; the limit is {MAX_DOWNLOAD_BYTES >> 30}",
                     hint="save a part of it, and pass that file or folder",
                 )
             builder.download_and_prepare()

@@ -38,10 +38,10 @@ def run(*arguments: str) -> str:
 
 def test_each_request_reaches_the_node_and_what_follows_is_said(control: RunControl, tmp_path: Path) -> None:
     home = ("--home", str(tmp_path))
-    assert "pauses when this round is done" in run("pause", "2h", *home)
+    assert "pausing after this round" in run("pause", "2h", *home)
     assert control.paused and " on 20" in control.until
     assert "goes on" in run("resume", *home) and not control.paused
-    assert "ends when this round is done" in run("finish", *home) and control.ending
+    assert "stopping after this round" in run("finish", *home) and control.ending
     assert "ends now" in run("stop", *home)
 
 

@@ -142,10 +142,10 @@ def test_what_is_no_monitor_is_refused_before_anything_is_loaded() -> None:
         load_config(environ={}, assignments=["node.monitors=wandbb"])
     with pytest.raises(ConfigError, match="cannot be imported"):
         make_monitors(["no_such_module:monitor"])
-    with pytest.raises(ConfigError, match="is no monitor") as caught:
+    with pytest.raises(ConfigError, match="is not a monitor") as caught:
         make_monitors(["math:pi"])
     assert "log(event, round, values)" in caught.value.hint
-    with pytest.raises(ConfigError, match="is no monitor"):
+    with pytest.raises(ConfigError, match="is not a monitor"):
         checked_monitor(object())
 
 

@@ -65,7 +65,7 @@ async def test_an_address_of_the_local_network_is_marked_and_is_in_no_short_invi
     for reach in (Reach(), Reach("nobody", "nobody can reach you", ("forward a port",))):
         status = await seen_with(reach)
         assert "192.168.1.20" in (invitation(status) or "")
-        assert joins_from(status) == "another machine in this LAN"
+        assert joins_from(status) == "another machine on this LAN"
         assert status.network.invitation == ""
 
 

@@ -27,7 +27,7 @@ def config(*settings: str) -> Config:
 
 
 def test_the_config_knows_our_rules_and_no_others() -> None:
-    with pytest.raises(ConfigError, match=r"no such rule: there are sapo, .* as mymodule:name"):
+    with pytest.raises(ConfigError, match=r"no such rule; available: sapo, .* as mymodule:name"):
         config("exchange.rule=boko")
 
 
