@@ -162,8 +162,8 @@ def find(kind: Kind, name: str) -> Any:
 
 
 def find_called(kind: Kind, name: str, like: Callable[..., Any]) -> Any:
-    """Imports a part that takes the arguments of the method `like`; does not call it. Raises ConfigError, also
-    if the part cannot be called that way."""
+    """Imports a part that takes the arguments of the method `like`; does not call it. Raises ConfigError,
+    also if the part cannot be called that way."""
     part, said = find(kind, name), _said(kind, name)
     asked = [*signature(like).parameters.values()][1:]
     in_order = [one.name for one in asked if one.kind is not Parameter.KEYWORD_ONLY]
@@ -246,8 +246,8 @@ def _said(kind: Kind, name: str) -> str:
 
 def _unknown(kind: Kind, names: tuple[str, ...]) -> str:
     return (
-        f"no such {kind}; available: {', '.join(names) or 'none'}. Use your own as mymodule:name, or install a"
-        f" package that registers the name as an entry point of swarmnode.{kind} (docs/extending.md)"
+        f"no such {kind}; available: {', '.join(names) or 'none'}. Use your own as mymodule:name, or install"
+        f" a package that registers the name as an entry point of swarmnode.{kind} (docs/extending.md)"
     )
 
 

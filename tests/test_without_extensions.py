@@ -116,7 +116,7 @@ def test_a_private_swarm_is_never_joined_as_a_public_one(
     model = ("--model", str(quick_model), "--preset", "tiny")
     done = heart("-m", "swarmnode", "join", *named, *model, "--rounds", "1")
     assert done.returncode != 0 and "Traceback" not in done.stderr
-    assert "friends is a private swarm, and nothing here reads its key" in done.stderr
+    assert "friends is a private swarm, and nothing installed can read its key" in done.stderr
     assert "swarmnode.extensions.private_swarms" in done.stderr
 
 

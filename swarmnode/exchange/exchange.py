@@ -143,9 +143,9 @@ class Exchange:
     async def __aenter__(self) -> Self:
         if self._host.peer_id != self._key.peer_id:
             raise IdentityError(
-                f"the host runs as {self._host.peer_id} but the key is {self._key.peer_id}",
-                hint="headers are believed only from their author: the host that network.transport names"
-                " has to run with the key of the file that it was made with",
+                f"the host runs as {self._host.peer_id}, but the key is {self._key.peer_id}",
+                hint="headers are accepted only from their author: the host of network.transport must use the"
+                " key file that it was given",
             )
         await self._remember()
         if self.library is not None:
@@ -264,7 +264,7 @@ class Exchange:
                 await self.library.pages.serve()
             await self._gossip.subscribe()
         except NetworkError as error:
-            logger.info("rollouts are not shared yet: %s", error)
+            logger.info("not sharing rollouts yet: %s", error)
             return False
         return True
 
@@ -321,5 +321,5 @@ def _check_names(tasks: Mapping[str, Task]) -> None:
         if not (0 < len(name) <= MAX_NAME_CHARS and 0 < len(task.version) <= MAX_NAME_CHARS):
             raise ConfigError(
                 f"task {name} {task.version} cannot be exchanged: its name or version is empty or too long",
-                hint=f"at most {MAX_NAME_CHARS} characters each",
+                hint=f"use 1 to {MAX_NAME_CHARS} characters for each",
             )

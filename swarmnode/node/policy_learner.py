@@ -183,7 +183,7 @@ class PolicyLearner(RolloutLearner):
         if shown and not self._rule.demonstrate(shown) and not self._told_of_no_book:
             self._told_of_no_book = True
             logger.warning(
-                "demonstrations are not used: exchange.rule=%s keeps no book", sharing_rule(self._config).name
+                "demonstrations are not used: exchange.rule=%s has no book", sharing_rule(self._config).name
             )
 
     def _mend(self, answers: Sequence[BookCandidate]) -> Sequence[BookCandidate]:

@@ -254,7 +254,7 @@ class RolloutLearner(Learner):
                 self._curriculum.restore(state.levels)
         except msgspec.DecodeError as error:
             raise CheckpointError(
-                f"the unfinished rollouts of the checkpoint cannot be read: {error}", hint="use --fresh"
+                f"cannot read the unfinished rollouts of the checkpoint: {error}", hint="use --fresh"
             ) from error
         # At a start the trainer is not ahead of the engine yet: what was complete is as fresh as it looks.
         self._rollouts.restore(state.rollouts, self._redraw, older=self._versions_ahead)

@@ -62,7 +62,7 @@ class Section(BaseModel):
         kind = cls.model_fields[str(info.field_name)].annotation
         is_list = get_origin(kind) is tuple
         if isinstance(value, bool) and bool not in (kind, *get_args(kind)):
-            raise ValueError("true and false are no values of this setting")
+            raise ValueError("true and false are not valid here")
         return (value,) if is_list and isinstance(value, str | int | float) else value
 
 
@@ -73,14 +73,16 @@ SWARM_NAME = r"[a-z0-9][a-z0-9._-]{0,62}"
 def _a_name(value: str) -> str:
     if re.fullmatch(r"([A-Za-z0-9][A-Za-z0-9._-]{0,79})?", value):
         return value
-    raise ValueError("a name is letters, digits, '.', '_' and '-', begins with a letter or digit, at most 80")
+    raise ValueError(
+        "a name has at most 80 letters, digits, '.', '_' or '-', and starts with a letter or digit"
+    )
 
 
 def _a_swarm_name(value: str) -> str:
     if re.fullmatch(SWARM_NAME, value):
         return value
     raise ValueError(
-        "a name is small letters, digits, '.', '_' and '-', at most 63, and begins with one of the first two"
+        "a name has at most 63 lower-case letters, digits, '.', '_' or '-', starting with a letter or digit"
     )
 
 
@@ -163,7 +165,7 @@ class PolicyConfig(Section):
         cls, options: dict[str, bool | int | float | str]
     ) -> dict[str, bool | int | float | str]:
         if taken := NOT_OF_A_TEMPLATE & options.keys():
-            raise ValueError(f"{min(taken)} is no variable of a template that you may set")
+            raise ValueError(f"{min(taken)} is reserved and cannot be set for a template")
         return options
 
     @field_validator("lora_targets")
@@ -171,7 +173,7 @@ class PolicyConfig(Section):
     def _targets_are_one_word_or_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
         words = {"auto", "all-linear"} & set(names)
         if not names or not all(names) or (words and len(names) > 1):
-            raise ValueError("either auto, or all-linear, or names of layers")
+            raise ValueError("must be auto, all-linear, or names of layers")
         return names
 
 
@@ -214,10 +216,11 @@ class JudgeConfig(Section):
     def _url_is_one_without_a_password(cls, url: str) -> str:
         parts = urlsplit(url)
         if url and (parts.scheme not in ("http", "https") or not parts.hostname):
-            raise ValueError("a URL begins with http:// or https://")
+            raise ValueError("a URL must begin with http:// or https://")
         if parts.username or parts.password:
             raise PydanticCustomError(
-                SECRET, "no password in a URL: name the variable that holds the key in key_env"
+                SECRET,
+                "no password in a URL: put the key in a variable and name that in key_env",
             )
         return url
 
@@ -226,7 +229,7 @@ class JudgeConfig(Section):
     def _key_env_is_a_name(cls, name: str) -> str:
         if name and not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name):
             raise PydanticCustomError(
-                SECRET, "key_env is the name of an environment variable, and not the key itself"
+                SECRET, "key_env must be the name of an environment variable, not the key itself"
             )
         return name
 
@@ -236,7 +239,7 @@ class JudgeConfig(Section):
         try:
             groups = re.compile(pattern).groups
         except re.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
         if not groups:
             raise ValueError(f"{pattern!r} has no group around the number")
         return pattern
@@ -391,7 +394,7 @@ CLOCK = r"(?:(?:[01]?[0-9]|2[0-3])(?::[0-5][0-9])?|24)"
 def _hours(value: str) -> str:
     if re.fullmatch(f"({CLOCK}-{CLOCK})?", value):
         return value
-    raise ValueError("write one span of hours, from 0 to 24, as 22-7 or 8:30-17")
+    raise ValueError("write one range of hours from 0 to 24, such as 22-7 or 8:30-17")
 
 
 def _share(value: Any) -> Any:
@@ -401,7 +404,7 @@ def _share(value: Any) -> Any:
         share = math.nan
     if 0.05 <= share <= 1:
         return share
-    raise ValueError("write a share from 5% to 100%, as 60% or 0.6")
+    raise ValueError("write a share from 5% to 100%, such as 60% or 0.6")
 
 
 class LimitsConfig(Section):
@@ -526,7 +529,7 @@ class NodeConfig(Section):
     def _notices_go_to_the_desktop_or_a_url(cls, to: SecretStr) -> SecretStr:
         if to.get_secret_value() not in ("", DESKTOP) and not _can_be_posted_to(to.get_secret_value()):
             raise PydanticCustomError(
-                SECRET, "node.notify is desktop, or an http or https URL in ASCII, without user and password"
+                SECRET, "node.notify must be desktop, or an ASCII http or https URL without user and password"
             )
         return to
 
@@ -535,7 +538,7 @@ class NodeConfig(Section):
         password = self.http_password.get_secret_value()
         if password and len(password) < SHORTEST_PASSWORD:
             raise PydanticCustomError(
-                SECRET, "node.http_password needs {least} characters or more", {"least": SHORTEST_PASSWORD}
+                SECRET, "node.http_password needs at least {least} characters", {"least": SHORTEST_PASSWORD}
             )
         if not password and not is_loopback(self.http):
             raise PydanticCustomError(
@@ -559,7 +562,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _a_pipeline_has_one_run(self) -> "Config":
         if self.pipeline.name and self.node.run:
-            raise ValueError("node.run is about a policy of one machine: a pipeline has one run")
+            raise ValueError("node.run does not apply to a pipeline, which has a single run")
         return self
 
     @model_validator(mode="after")
@@ -567,9 +570,9 @@ class Config(Section):
         given = [name for name in self.limits.model_fields_set if name != "memory_gb"]
         if self.pipeline.name and self.limits != LimitsConfig(memory_gb=self.limits.memory_gb):
             raise ValueError(
-                f"in a pipeline all members would wait for one that gives way: leave out"
+                f"in a pipeline all members would wait for one that pauses: leave out"
                 f" {', '.join(f'limits.{name}' for name in given)}; limits.memory_gb"
-                " bounds what a stage takes, and `swarmnode stop` ends a member when its machine is wanted"
+                " bounds a stage's memory, and `swarmnode stop` stops a member when its machine is needed"
             )
         return self
 

@@ -56,7 +56,7 @@ def adam(parameters: Sequence[nn.Parameter], learning_rate: float) -> torch.opti
         if not is_out_of_memory(error):
             raise
         raise ModelError(
-            "no memory for the optimizer of what is trained",
+            "not enough memory for the optimizer",
             hint="lower policy.lora_rank or node.policies, or use a smaller --model",
         ) from error
     return optimizer

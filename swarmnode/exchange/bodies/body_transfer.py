@@ -133,7 +133,7 @@ class BodyTransfer:
             try:
                 self.set_connected(await self._host.peers())
             except NetworkError as error:
-                logger.debug("could not look who is connected: %s", error)
+                logger.debug("cannot list connected peers: %s", error)
 
     async def answer(self, peer: str, request: bytes) -> bytes:
         """Return the body that a peer asks for, or nothing."""
@@ -367,5 +367,5 @@ def read_request(request: bytes) -> tuple[bytes, str]:
     try:
         author = check_peer_id(request[HASH_BYTES:].decode("ascii"))
     except (UnicodeDecodeError, NetworkError) as error:
-        raise Rejected(Reason.BAD_REQUEST, "it is not a hash and a peer id") from error
+        raise Rejected(Reason.BAD_REQUEST, "expected a hash and a peer id") from error
     return request[:HASH_BYTES], author

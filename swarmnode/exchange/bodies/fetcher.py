@@ -368,7 +368,7 @@ class Fetcher:
             await asyncio.sleep(TICK_S)
             self._pool.add(announcement)
         except Exception:
-            logger.exception("a group of %s could not be handled", author)
+            logger.exception("failed to handle a group from %s", author)
             self._was_in_vain(author, Reason.INTERNAL, len(body))
             self._ledger.drop(Reason.INTERNAL, author)
         finally:
@@ -381,7 +381,7 @@ class Fetcher:
         known = self._context.trust_of(author) != "newcomer"
         if self._unfit.overran(task, author, self._context.clock(), known=known):
             logger.warning(
-                "episodes of %s take longer here than strangers' may (%g s a group): next to no groups of it"
+                "episodes of %s take longer here than the limit for strangers (%g s a group): few groups of it"
                 " are fetched from %s for %g s",
                 task,
                 PLAY_S,
@@ -422,7 +422,7 @@ class Fetcher:
     def _keep(self, announcement: Announcement, body: bytes, checked: CheckedBody) -> None:
         now = self._context.clock()
         if not self.seen.add(checked.fingerprint, now):
-            raise Rejected(Reason.COPIED, "the same answers came before")
+            raise Rejected(Reason.COPIED, "the same answers came earlier")
         self._bodies.foreign.put(announcement.header.body_hash, body)
         displaced = self._buffer.add(Accepted(announcement, checked.group))
         if displaced is not None:

@@ -219,7 +219,7 @@ class Holder:
             body = await self._pull(name, body_hash, announced.size_bytes)
         except Exception:
             # The peer boundary: whatever one author does to us, we go on fetching from the others.
-            logger.exception("a body of %s could not be fetched for others", name)
+            logger.exception("failed to fetch a body of %s for others", name)
         took_s = _now_s() - began
         if body is None:
             announced.tries -= 1

@@ -56,9 +56,9 @@ async def grants_what_was_asked(relay: PeerAddresses, folder: Path) -> bool:
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 granted = await _reserve(control, relay.peer_id)
     except (NetworkError, OSError, EOFError, TimeoutError) as error:
-        logger.debug("the relay could not be tested: %s", error)
+        logger.debug("cannot test the relay: %s", error)
         return False
-    logger.debug("as a relay we grant %s (seconds, bytes)", granted)
+    logger.debug("as a relay we allow %s (seconds, bytes)", granted)
     return granted == (RELAY_TIME_S, RELAY_BYTES)
 
 

@@ -251,9 +251,9 @@ def check_has_adapter(checkpoint: Checkpoint) -> None:
         raise DamagedCheckpoint(f"checkpoint {checkpoint.folder.name} is damaged: {error}") from error
     if not names:
         raise CheckpointError(
-            f"{checkpoint.folder.name} holds no adapter: it is of a pipeline that trains all weights "
+            f"{checkpoint.folder.name} has no adapter: it is from a pipeline that trains all weights "
             "(pipeline.trainable=full), and each member has those of its own layers",
-            hint="they are in the members' step-*-layers-*/, by the names of the whole model",
+            hint="the weights are in the members' step-*-layers-*/, under the names of the whole model",
         )
 
 

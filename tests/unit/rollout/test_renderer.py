@@ -237,7 +237,7 @@ def test_a_policy_that_is_not_told_of_its_tools_is_told_of_once(
         renderer.prompt_ids(prompt_of([{"role": "user", "content": asked}], [TOOL]))
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == (0 if told else 1)
-    assert all(one.startswith("the policy is not told of its tools add:") for one in warnings)
+    assert all(one.startswith("the policy cannot see its tools add:") for one in warnings)
 
 
 def test_without_a_template_an_observation_is_a_line() -> None:

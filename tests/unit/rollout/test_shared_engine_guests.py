@@ -189,7 +189,7 @@ def test_only_the_last_versions_can_be_asked_for() -> None:
     for version in range(1, 9):
         policy.set_policy(update(version))
     assert len(guest.versions) == RECENT_VERSIONS
-    with pytest.raises(EngineError, match="policy 2 is not kept"):
+    with pytest.raises(EngineError, match="policy 2 is not available"):
         guest.submit([ask("gone", version=2)])
     with pytest.raises(EngineError):
         guest.set_policy(update(9))

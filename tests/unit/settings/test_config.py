@@ -222,7 +222,7 @@ def test_a_later_layer_replaces_single_entries_of_a_table(tmp_path: Path) -> Non
 def test_what_is_wrong_in_a_table_names_its_entry() -> None:
     with pytest.raises(ConfigError, match=r"tasks\.judge\.max_tokens = 0: .*--set"):
         load_config(environ={}, assignments=["tasks.judge={url = 'http://j', max_tokens = 0}"])
-    with pytest.raises(ConfigError, match=r"tasks\.judge = 'http://j/v1': this is a table") as caught:
+    with pytest.raises(ConfigError, match=r"tasks\.judge = 'http://j/v1': it is a table") as caught:
         load_config(environ={}, assignments=["tasks.judge=http://j/v1"])
     assert "tasks.judge.url=" in caught.value.hint
     for assignment in ("tasks.judge.ulr=x", "tasks.judge={ulr = 'x'}"):

@@ -108,7 +108,7 @@ def test_without_patience_each_trains_alone_and_is_counted(caplog: pytest.LogCap
     with caplog.at_level("INFO", "swarmnode"):
         for member in "ba":
             room.cohort.leave(member)
-    assert caplog.messages[-1:] == ["a was late for 1 common training rounds"]
+    assert caplog.messages[-1:] == ["a was late for 1 joint training rounds"]
 
 
 def test_common_work_is_done_in_nobodys_name() -> None:

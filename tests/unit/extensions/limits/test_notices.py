@@ -142,7 +142,7 @@ def test_nobody_is_told_where_nobody_is_named(caplog: pytest.LogCaptureFixture) 
     ],
 )  # fmt: skip
 def test_what_is_no_address_is_refused_without_being_shown(to: str) -> None:
-    with pytest.raises(ConfigError, match="desktop, or an http") as caught:
+    with pytest.raises(ConfigError, match="desktop, or an ASCII http") as caught:
         load_config(assignments=[f"node.notify={to}"], environ={})
     assert to not in str(caught.value)
     assert "secret" not in repr(Config.model_validate({"node": {"notify": f"https://host{SECRET_PATH}"}}))

@@ -115,7 +115,7 @@ def test_an_operator_reads_words_and_no_codes() -> None:
     heard = replace(BUSY.exchange, dropped=codes, unpublished={"paced": 41})
     text = "\n".join(drawn(replace(BUSY, exchange=heard), 140, None))
     assert "219 not needed, newer ones took their place, 100 too old to train on, 3 equal rewards" in text
-    assert "41 more than others would hear" in text
+    assert "41 more than others would accept" in text
     assert [code for code in (*codes, "paced", "J 16", "published") if code in text] == []
 
 

@@ -100,7 +100,7 @@ async def test_a_node_that_banned_its_only_seed_says_so_once(caplog: pytest.LogC
         await node.disconnect(seed.peer_id, barred_s=60.0)
         await asyncio.sleep(0.5)
     told = [record.message for record in caplog.records if "banned by us" in record.message]
-    assert len(told) == 1 and "`swarmnode peers` says for what" in told[0]
+    assert len(told) == 1 and "`swarmnode peers` shows why" in told[0]
 
 
 async def test_two_nodes_of_a_swarm_meet_through_a_common_seed():

@@ -326,9 +326,7 @@ def test_a_run_of_which_every_checkpoint_is_damaged_says_once_that_it_begins_ane
         (save(store, make(), number) / "state.json").unlink()
     for _ in range(2):
         assert store.tidy() is None
-    assert (
-        caplog.text.count(f"could be read: it begins anew; the damaged ones are kept in {store.folder}") == 1
-    )
+    assert caplog.text.count(f"so it starts over; the damaged ones are kept in {store.folder}") == 1
 
 
 def test_a_checkpoint_of_another_version_is_not_damage(make: Make, store: CheckpointStore) -> None:

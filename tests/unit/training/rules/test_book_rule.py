@@ -194,7 +194,7 @@ def test_a_state_that_could_not_be_read_again_is_not_written(
     before = rule()
     before.lessons([own(*MIXED)], [], version=0)
     monkeypatch.setattr(lessons, "MAX_STATE_BYTES", len(before.state()) - 1)
-    assert before.state() == b"" and "a restart begins without it" in caplog.text
+    assert before.state() == b"" and "exceeds the checkpoint limit" in caplog.text
     after = rule()
     after.restore(before.state())
     assert len(after.book) == 0

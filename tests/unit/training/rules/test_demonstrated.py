@@ -62,7 +62,7 @@ def test_wrong_ones_are_told_of_where_no_answer_was_ever_right_and_full_marks_ar
             one.demonstrate([shown(([7, 8], 0.0), ([7, 9], 0.0), index=8 + version)])
             assert one.lessons([own(WRONG, WRONG)], [], version=version).replayed == ()
     (said,) = [record.message for record in caplog.records]
-    assert said.startswith("2 of 2 demonstrations of sum do not have full marks")
+    assert said.startswith("skipping 2 of 2 demonstrations of sum that do not get full marks")
     assert "to 'sum 8=', for example, has the reward 0" in said
 
 
