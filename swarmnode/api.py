@@ -3,8 +3,8 @@
 script -> [Node, run, evaluate, load_policy, load_adapter] -> config_layers.py -> node/building/run.py,
     node/commands/offline.py
 
-A node here is the same as under `swarmnode join`: same settings, homes, checkpoints and exchange. A script can
-also pass in what a command line cannot name: functions, objects, callbacks. `swarmnode` itself exports these
+A node here is the same as under `swarmnode join`: same settings, homes, checkpoints and exchange. A script
+can also pass in what a command line cannot name: functions, objects, callbacks. `swarmnode` exports these
 names (`import swarmnode as sn`); nothing is loaded until one is used.
 """
 
@@ -119,15 +119,15 @@ class Node:
         `task`: the questions (None: the built-in tasks). `reward`: the judge, in place of the task's own.
         `tools`: functions that the policy may call. `environment`: a class (or a function without arguments)
         that makes the environment of an episode and may supply its own questions (docs/environments.md).
-        `eval_dataset`: rows to measure on, all of them; no row of `task` is held out then.
-        `demonstrations`: right answers to start from, for a task on which the policy is never right by itself:
-        a function of the example, a mapping of prompts to texts, or rows with a column `demonstration`. The
-        task judges them; they are neither shown in a prompt nor published. `model`: a name, a folder, or a
-        loaded transformers causal LM, with its `tokenizer` if its name does not lead to one. `rounds` (of the
-        run in all, across restarts), `run` (its name; None: the run of this model, task and reward, or a new
-        one if these have changed), `peers` (addresses to dial) and `home` are the options of `swarmnode join`;
-        `settings` holds any other by its full name: {"training.learning_rate": 1e-3}. `on_round` is called
-        with the status after every round, in the thread that runs the node; an exception in it ends the run.
+        `eval_dataset`: rows to measure on, all of them; no row of `task` is held out then. `demonstrations`:
+        right answers to start from, for a task on which the policy is never right by itself: a function of
+        the example, a mapping of prompts to texts, or rows with a column `demonstration`. The task judges
+        them; they are neither shown in a prompt nor published. `model`: a name, a folder, or a loaded
+        transformers causal LM, with its `tokenizer` if its name leads to none. `rounds` (of the run in all,
+        across restarts), `run` (its name; None: the run of this model, task and reward, or a new one if these
+        have changed), `peers` (addresses to dial) and `home` are the options of `swarmnode join`; `settings`
+        holds any other by its full name: {"training.learning_rate": 1e-3}. `on_round` is called with the
+        status after every round, in the thread that runs the node; an exception in it ends the run.
         `monitors`: trackers by the names that node.monitors takes, or objects (docs/metrics.md); an exception
         in one does not end the run. `fresh`: start over. `log`: write the node's log to stderr. Raises
         ConfigError and TaskError for invalid settings and tasks.
@@ -192,7 +192,7 @@ class Node:
 
     @property
     def policy(self) -> "TrainedPolicy":
-        """The policy of the run's newest checkpoint, to generate from; a running node keeps its own copy.
+        """The policy of the run's newest checkpoint, to generate from; a running node has its own copy.
         Raises CheckpointError if there is no checkpoint yet."""
         if self.status is None and not self.config.node.run:
             raise CheckpointError(

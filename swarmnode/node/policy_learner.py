@@ -123,8 +123,8 @@ class PolicyLearner(RolloutLearner):
             counters = counters.of_other_tasks()
             dropped = forgotten or 0, self._rollouts.stats().dropped_not_redrawable
             logger.warning(
-                "run %s continues, but %s: rewards are measured again, and %d answers in its book and %d unfinished"
-                " groups are dropped",
+                "run %s continues, but %s: rewards are measured again, and %d answers in its book and %d"
+                " unfinished groups are dropped",
                 *(run.name, other_tasks, *dropped),
             )
         changed = changes(checkpoint.state.settings, learning_settings(self._config, self._seed))

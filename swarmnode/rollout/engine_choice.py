@@ -115,7 +115,7 @@ def choose(
         chosen = EngineChoice(record, "as requested")
     if policies > 1 and not chosen.record.several_policies:
         raise EngineError(
-            f"{policies} policies cannot share an engine made for one ({chosen.record.name}: {chosen.reason})",
+            f"{policies} policies cannot share an engine for one ({chosen.record.name}: {chosen.reason})",
             hint="run a separate `swarmnode join` for each, without --policies and with its own --home",
         )
     return chosen

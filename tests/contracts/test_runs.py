@@ -185,7 +185,7 @@ def test_another_model_gets_a_run_of_its_own(options: dict[str, Any], home: Path
     second = sn.run(ROWS, positive, rounds=1, **{**options, "model": other})
     assert (first.run, second.run, second.rounds) == ("rows", "rows-2", 1)
     assert said(home, "run rows, of another model, is kept at round 2")
-    with pytest.raises(CheckpointError, match="run rows is of another model"):
+    with pytest.raises(CheckpointError, match="run rows belongs to another model"):
         sn.run(ROWS, positive, rounds=1, run="rows", **{**options, "model": other})
     assert sn.run(ROWS, positive, rounds=3, **options).rounds == 3
 
@@ -252,7 +252,7 @@ def test_what_reads_a_checkpoint_takes_the_newest_run_and_says_which_or_the_one_
     assert (tmp_path / "adapter" / "adapter_model.safetensors").read_bytes() == adapters(home)[
         "rows/round-00000002"
     ]
-    with pytest.raises(CheckpointError, match="there is no run gone in this home") as caught:
+    with pytest.raises(CheckpointError, match="no run gone in this home") as caught:
         sn.load_policy(run="gone", **options)
     assert "rows-2" in caught.value.hint
 

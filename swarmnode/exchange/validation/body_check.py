@@ -100,8 +100,8 @@ def false_claim(header: Header, group: RolloutGroup) -> str:
         "none" if mean is None else f"{mean:.3g}" for mean in (header.reward_mean, group.reward_mean)
     )
     return (
-        f"{header.task}: its author claims a mean reward of {claimed}, our judge gives {own}; rewards that differ"
-        " between machines also cause this"
+        f"{header.task}: its author claims a mean reward of {claimed}, our judge gives {own}; rewards that"
+        " differ between machines also cause this"
     )
 
 

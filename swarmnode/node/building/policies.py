@@ -227,8 +227,8 @@ def choose_port(network: NetworkConfig, paths: Paths) -> int:
     if not _is_free(network.listen, network.port):
         raise PortInUse(
             f"port {network.port or '(any)'} on {network.listen} is in use or not allowed",
-            hint="choose another --port, or leave it out for any free one; network.listen must be an address of"
-            " this machine",
+            hint="choose another --port, or leave it out for any free one; network.listen must be an address"
+            " of this machine",
         )
     if network.port:
         return network.port

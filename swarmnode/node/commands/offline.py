@@ -261,7 +261,7 @@ def _chosen(local: "LocalPolicy", purpose: Purpose, *, best: bool) -> "Checkpoin
     if checkpoint is None and best:
         raise CheckpointError(
             f"no checkpoint in {local.store.folder} has been evaluated",
-            hint="set node.eval_every=10 when training, or leave out --best (best=) for the newest checkpoint",
+            hint="set node.eval_every=10 when training, or leave out best for the newest checkpoint",
         )
     if checkpoint is None:
         raise CheckpointError(f"no checkpoint in {local.store.folder}", hint=NOTHING_YET[purpose][1])

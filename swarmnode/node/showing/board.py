@@ -272,13 +272,13 @@ class Starving:
             return ""
         if since.keys() <= set(NOT_FETCHED):
             return (
-                f"others announce groups, but none arrived for {STARVED_AFTER_S:.0f} s: no peer connected to both"
-                " you and them passes them on; join a seed of this version, or forward a port (see"
+                f"others announce groups, but none arrived for {STARVED_AFTER_S:.0f} s: no peer connected"
+                " to both you and them passes them on; join a seed of this version, or forward a port (see"
                 " `swarmnode doctor`)"
             )
         return (
-            f"groups of others arrive, but none could be used for {STARVED_AFTER_S:.0f} s, so their authors are"
-            f" asked less often: {in_words(since)}"
+            f"groups of others arrive, but none could be used for {STARVED_AFTER_S:.0f} s, so their authors"
+            f" are asked less often: {in_words(since)}"
         )
 
 
