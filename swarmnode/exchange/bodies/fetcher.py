@@ -381,8 +381,8 @@ class Fetcher:
         known = self._context.trust_of(author) != "newcomer"
         if self._unfit.overran(task, author, self._context.clock(), known=known):
             logger.warning(
-                "episodes of %s take longer here than the limit for strangers (%g s a group); fetching few groups"
-                " of it from %s for %g s",
+                "episodes of %s take longer here than the limit for strangers (%g s a group); fetching few"
+                " groups of it from %s for %g s",
                 task,
                 PLAY_S,
                 "anybody" if known else "newcomers",
