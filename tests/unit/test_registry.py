@@ -186,7 +186,7 @@ class Lidded:
 def test_a_part_is_called_as_it_is_said_or_refused_with_how() -> None:
     for name in ("called", "called_with_more"):
         assert find_called("transport", f"{__name__}:{name}", Like.__call__) is globals()[name]
-    how = rf"it is called as Like of {__name__}: \(a, b=\)"
+    how = rf"it must take the arguments of Like in {__name__}: \(a, b=\)"
     with pytest.raises(ConfigError, match=rf"NUMBER' is a int, which is not callable.*{how}"):
         find_called("transport", f"{__name__}:NUMBER", Like.__call__)
     with pytest.raises(ConfigError, match=rf"network.transport = .* unexpected keyword argument 'b'.*{how}"):
