@@ -209,7 +209,7 @@ def test_notes_of_earlier_runs_are_removed_whatever_the_number_of_policies(tmp_p
     [
         (False, "", "swarmnode join --home ~/swarmnode-2 /ip4/127.0.0.1/tcp/1/p2p/12D3KooWexample"),
         (True, "", "swarmnode join --home ~/swarmnode-2 INVITATION, printed by `swarmnode swarm invite"),
-        (True, "attic", "swarmnode join --home ~/swarmnode-2 --pipeline attic INVITATION, which"),
+        (True, "attic", "swarmnode join --home ~/swarmnode-2 --pipeline attic INVITATION, printed"),
     ],
 )
 def test_a_second_start_of_one_identity_is_told_how_another_node_joins_the_same_swarm_and_pipeline(
