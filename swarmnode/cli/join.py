@@ -128,8 +128,8 @@ def join(
 
     \b
     swarmnode join                                     a new swarm, on the built-in tasks
-    swarmnode join --task last.py --rounds 100         on a task of your own
-    swarmnode join /ip4/192.168.1.20/tcp/4001/p2p/ID   beside the node that printed this address
+    swarmnode join --task last.py --rounds 100         on your own task
+    swarmnode join /ip4/192.168.1.20/tcp/4001/p2p/ID   the swarm of the node with this address
 
     The last line printed is JSON with rounds, tokens, seconds, reward_first and reward_last; with several
     policies, a list of these and their totals.

@@ -26,7 +26,7 @@ def status(
         bool, typer.Option("--healthy", help="One line; fails if no round has finished for too long.")
     ] = False,
 ) -> None:
-    """Show what the running node does, learns, hears and waits for; all of it for each of its policies."""
+    """Show what the running node is doing, learning, hearing and waiting for, for each of its policies."""
     paths = resolve_paths(home)
     answers = [ask_status(note, paths) for note in running_nodes(paths)]
     found = [answer for answer in answers if not isinstance(answer, SwarmnodeError)]

@@ -80,7 +80,7 @@ class Demonstrating:
             return ()
         encoded = [(text, self._renderer.encode_completion(text, "stop")) for text in texts]
         if any(len(ids) > self._max_tokens for _, ids in encoded):
-            self._tell(task, f"with more tokens than rollout.max_tokens={self._max_tokens} are left out")
+            self._tell(task, f"with more than rollout.max_tokens={self._max_tokens} tokens are left out")
         return tuple(
             Completion(text, ids, None, one_span(0, len(ids)), "stop")
             for text, ids in encoded

@@ -211,7 +211,7 @@ def _exact_answer(row: Columns, place: str) -> str | float:
     answer = row.get("answer")
     if not isinstance(answer, str | int | float):
         raise TaskError(
-            f"{place} has no text or number as its answer: {answer!r:.80}",
+            f"{place} has no answer to compare with: {answer!r:.80}",
             hint="name its column answer (or pass FILE?answer=COLUMN), or pass a reward: reward=f, or --set"
             " tasks.reward=file.py:f",
         )

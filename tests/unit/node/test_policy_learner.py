@@ -313,7 +313,7 @@ def test_unfinished_rollouts_that_cannot_be_read_are_an_error_with_advice(
     CheckpointStore(tmp_path / "checkpoints", "quick", policy.base.fingerprint).write(
         take_snapshot(policy, trainer.optimizer, Counters(round=1), rubbish, 0)
     )
-    with pytest.raises(CheckpointError, match="cannot be read") as caught:
+    with pytest.raises(CheckpointError, match="cannot read") as caught:
         learner.resume()
     assert "--fresh" in caught.value.hint
 

@@ -134,7 +134,7 @@ def test_a_token_alone_is_clipped_as_ppo_clips_it(loss: str) -> None:
     ids=["too few", "too many", "not a number"],
 )
 def test_an_advantage_that_is_none_is_refused(advantage: Advantage) -> None:
-    with pytest.raises(ConfigError, match=r"advantage of training\.loss made .* of 2 rewards"):
+    with pytest.raises(ConfigError, match=r"advantage of training\.loss returned .* for 2 rewards"):
         group_advantages([1.0, None, 0.0], advantage)
 
 

@@ -151,7 +151,7 @@ def test_what_is_no_address_is_refused_without_being_shown(to: str) -> None:
 def test_a_stage_that_is_stuck_is_named_with_its_beginning() -> None:
     assert trouble_of(STATUS, BEGAN_S + 10) == ""
     words = trouble_of(STATUS, STUCK_S)
-    assert words.startswith("stuck: nothing was done for 31 min: generating, 32 groups of 8, since ")
+    assert words.startswith("stuck: no progress for 31 min: generating, 32 groups of 8, since ")
     paused = msgspec.structs.replace(STATUS, phase=Phase("paused", BEGAN_S, "on battery"))
     assert trouble_of(paused, STUCK_S) == ""
 

@@ -40,9 +40,9 @@ def test_each_request_reaches_the_node_and_what_follows_is_said(control: RunCont
     home = ("--home", str(tmp_path))
     assert "pausing after this round" in run("pause", "2h", *home)
     assert control.paused and " on 20" in control.until
-    assert "goes on" in run("resume", *home) and not control.paused
+    assert "resuming" in run("resume", *home) and not control.paused
     assert "stopping after this round" in run("finish", *home) and control.ending
-    assert "ends now" in run("stop", *home)
+    assert "stopping now" in run("stop", *home)
 
 
 def test_the_status_of_a_node_with_a_password_is_read_by_its_own_machine(

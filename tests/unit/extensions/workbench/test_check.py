@@ -296,7 +296,7 @@ def test_examples_that_hang_are_a_verdict_too(tmp_path):
 def test_a_file_that_hangs_while_it_is_loaded_is_a_clear_error(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("while True: pass\n")
-    with pytest.raises(JudgementOverran, match="was not loaded"):
+    with pytest.raises(JudgementOverran, match="did not load"):
         check_task(str(path), TasksConfig(score_timeout_s=0.5))
 
 

@@ -194,5 +194,5 @@ def test_with_several_answers_to_each_question_pass_at_k_is_part_of_the_result(
 
 
 def test_a_greedy_policy_is_not_asked_twice(config: Config, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="greedy gives one answer"):
+    with pytest.raises(ConfigError, match="always gives the same answer"):
         evaluate_offline(at(config, "any", resolve_paths(tmp_path)), base=True, greedy=True, samples=2)

@@ -503,7 +503,7 @@ def some_state() -> tuple[PartialRollouts, bytes]:
 @pytest.mark.parametrize("foreign", [b"", b"\x80", b"not a state", b"\xc1" * 40])
 def test_a_foreign_state_is_refused_and_changes_nothing(foreign: bytes) -> None:
     one, state = some_state()
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="cannot read"):
         one.restore(foreign, redraw)
     assert one.state() == state
     assert len(list(one.round(map(example, count(100))))) == 3

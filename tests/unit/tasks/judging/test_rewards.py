@@ -358,7 +358,7 @@ def test_what_a_reward_hands_to_log_extra_is_said_once_to_be_kept_nowhere(
 
     for _ in range(2):
         call_reward(chatty, ["?"], ["a"])
-    (said,) = [one.message for one in caplog.records if "kept nowhere" in one.message]
+    (said,) = [one.message for one in caplog.records if "is not stored" in one.message]
     assert "log_extra('chatty_texts')" in said and "log_metric" in said
 
 

@@ -175,7 +175,7 @@ def test_a_package_that_changes_while_the_node_runs_is_an_error_and_no_other_tas
     with task:
         (tmp_path / "mypackage" / "tasks.py").write_text(PACKAGE + "# changed\n")
         task.interrupt()
-        with pytest.raises(TaskError, match="changed while the node runs"):
+        with pytest.raises(TaskError, match="changed while the node was running"):
             drawn(task)
 
 

@@ -217,7 +217,7 @@ def saved(token_ids: object) -> list[object]:
     ],
 )
 def test_a_damaged_state_is_an_error_that_says_so(state: object) -> None:
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="cannot read"):
         rule().restore(msgspec.msgpack.encode(state))
 
 
