@@ -108,7 +108,7 @@ class RequestQueue:
         if len(prompt) + sampling.max_tokens > self._max_length:
             raise RequestRefused(
                 f"request {name} needs {len(prompt)} prompt tokens + {sampling.max_tokens} new ones, "
-                f"more than this engine's {self._max_length}",
+                f"this engine holds {self._max_length}",
                 hint="shorten the prompt, lower max_tokens, or raise --set rollout.max_prompt_tokens=...",
             )
 
