@@ -24,7 +24,7 @@ NVIDIA_SMI_COLUMNS = (
     "memory.total,memory.free,index,uuid,driver_version,name",
 )
 """Columns of nvidia-smi. The name comes last, since it may hold a comma. Drivers before 510 refuse to tell a
-capability: a number of the card stands in its place, which is no decimal."""
+capability: a number of the card stands in its place, which is not a decimal."""
 LEAST_DRIVERS = {11: "450.80", 12: "525.60", 13: "580.65"}
 """Oldest Linux driver for builds of each major version of CUDA."""
 CGROUP = Path("/sys/fs/cgroup")

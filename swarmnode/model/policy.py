@@ -10,7 +10,7 @@ Which layers LoRA changes is decided from the model's structure alone. A model w
 layers: dense ones (attention, shared MLP), experts, of which a token sees a few, and routers, which choose
 those. Only dense ones are changed unless somebody says more: what an expert learns from a handful of tokens,
 or a router that moves under the engine, is not what GRPO measured. transformers 5 keeps the experts of most
-families as one stacked weight, which is no linear layer at all.
+families as one stacked weight, which is not a linear layer.
 """
 
 import warnings
@@ -188,7 +188,7 @@ ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
 def find_targets(model: nn.Module, wanted: Sequence[str] = (AUTO,)) -> LoraTargets:
     """Returns the layers that `policy.lora_targets` selects in this model, which may be without weights.
 
-    Raises ModelError if there are none, or if a name is no layer that LoRA can change here.
+    Raises ModelError if there are none, or if a name is not a layer that LoRA can change here.
 
     >>> find_targets(model, ["auto"]).describe()                                      # doctest: +SKIP
     'k_proj, o_proj, q_proj, v_proj; experts, routers are left out'

@@ -24,7 +24,7 @@ LEAST_ANSWERS = 32
 """Right answers of libraries with which it begins: fewer are learnt beside the usual rounds."""
 
 KNOWN_SHARE = 0.5
-"""Share of a full book with which a node is no newcomer, whatever libraries have beside it."""
+"""Share of a full book from which a node is not a newcomer, whatever libraries have in addition."""
 
 OWN_SHARE = 8
 """One group is sampled of so many."""

@@ -133,8 +133,8 @@ def never_right(droughts: Mapping[str, Drought]) -> set[str]:
 
 
 def advice(droughts: Mapping[str, Drought]) -> dict[str, str]:
-    """Returns what a person should know, by task, of the droughts that have lasted for ROUNDS; those without
-    any reward, which is no matter of luck, for ASK_AFTER."""
+    """Returns what a person should know, by task, about droughts that have lasted for ROUNDS; those without
+    any reward, which cannot be bad luck, for ASK_AFTER."""
     return {
         task: _said(task, drought)
         for task, drought in droughts.items()

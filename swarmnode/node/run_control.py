@@ -32,7 +32,7 @@ class RunControl:
 
     >>> control = RunControl(lambda: None)
     >>> control.ask("pause"), control.paused, control.ask("resume"), control.paused
-    ('pauses when this round is done', True, 'goes on', False)
+    ('pausing after this round', True, 'resuming', False)
     """
 
     def __init__(self, stop: Callable[[], object], takes: tuple[Request, ...] = REQUESTS) -> None:

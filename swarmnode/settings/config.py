@@ -467,7 +467,7 @@ DESKTOP = "desktop"
 def _can_be_posted_to(url: str) -> bool:
     try:
         parts = urlsplit(url)
-        is_port = parts.port != 0  # Raises ValueError for what is no port.
+        is_port = parts.port != 0  # Raises ValueError for an invalid port.
     except ValueError:
         return False
     is_web = parts.scheme in ("http", "https") and bool(parts.hostname)

@@ -39,7 +39,7 @@ def learning_rate_at(config: TrainingConfig, done: int, rounds: int | None) -> f
 def adam(parameters: Sequence[nn.Parameter], learning_rate: float) -> torch.optim.AdamW:
     """AdamW with its moments in place: a first step that found no memory for them would leave half of them.
 
-    Raises ModelError where there is no memory for them now.
+    Raises ModelError if there is not enough memory for them.
     """
     # Fused: one pass, and no temporaries of the size of the adapter.
     optimizer = torch.optim.AdamW(

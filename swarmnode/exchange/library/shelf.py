@@ -97,7 +97,7 @@ class Shelf:
         self._lines = 0
         """Lines of the file."""
         self._torn = False
-        """The file has something in it that is no row."""
+        """The file contains something other than rows."""
         self._told = False
         self._writing: asyncio.Future[None] | None = None
 

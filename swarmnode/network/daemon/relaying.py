@@ -76,7 +76,7 @@ def limits_of(reply: bytes) -> tuple[int, int] | None:
     """Returns the seconds and bytes that a reservation allows each circuit (0: no limit), or None if it was
     refused.
 
-    Raises NetworkError for what is no reply.
+    Raises NetworkError for anything but a reply.
 
     >>> limits_of(bytes.fromhex("080222060878108080082864"))
     (120, 131072)

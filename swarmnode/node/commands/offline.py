@@ -50,7 +50,7 @@ NOTHING_YET: Mapping[Purpose, tuple[str, str]] = {
     ),
     "load": ("load", "train first (sn.run), and pass the same model= and home="),
 }
-"""The verb of a purpose, and advice for where there is no checkpoint."""
+"""The verb of a purpose, and advice if there is no checkpoint."""
 
 NAMED_HERE = ("--set", "--config", "command line", "the script")
 """Beginnings of the origins of a setting that was said for this one evaluation."""
@@ -169,7 +169,7 @@ def load_checkpoint(
 def as_trained(settings: Settings) -> Settings:
     """The settings with answers as the run had them that is measured or asked: their length and sampling,
     unless named for this very command (NAMED_HERE, or the environment). Raises CheckpointError for a run that
-    is not there, or whose settings are none."""
+    does not exist, or whose settings are invalid."""
     run = trained_run(runs_in(settings.paths.checkpoints), settings.model, named=settings.config.node.run)
     noted = {} if run is None or run.state is None else run.state.settings
     taken = {

@@ -169,7 +169,7 @@ class StatusBoard:
         self.show(checkpoint=msgspec.structs.replace(self.status.checkpoint, error=why))
 
     def shared(self, stats: ExchangeStats | None, trained: Mapping[str, int]) -> None:
-        """Take over the exchange's counters; None where there is no exchange."""
+        """Take over the exchange's counters; None if there is no exchange."""
         if stats is None:
             self.show(exchange=Sharing(trained=dict(trained)))
             return
@@ -283,7 +283,7 @@ class Starving:
 
 
 def _distance(ends: Sequence[str]) -> str:
-    """Returns how far away the nearest end of a peer is; what is no address says nothing."""
+    """Returns how far away the nearest end of a peer is; anything but an address is ignored."""
     found = set[str]()
     for end in ends:
         with suppress(NetworkError):

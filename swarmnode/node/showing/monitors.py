@@ -137,7 +137,7 @@ class MonitorFeed:
                 one.log(event, status.progress.round, values)
 
     def close(self) -> None:
-        """Let them finish. Whoever has not within the patience is left behind."""
+        """Let them finish. Those that have not by then are abandoned."""
         for one in self._told:
             # Nobody has begun who was told nothing.
             one.end(None if self._last is None else summary_of(self._last))
@@ -176,7 +176,7 @@ class _Told:
             self._lost += 1
 
     def end(self, summary: Summary | None) -> None:
-        """Have it finish behind what waits; in place of the oldest where there is no room."""
+        """Have it finish after what is queued; replaces the oldest entry if the queue is full."""
         for call in (None,) if summary is None else (partial(self._finish, summary), None):
             with suppress(queue.Empty):
                 if self._waiting.full():

@@ -54,7 +54,7 @@ def as_task(
     `environment`: as in a task file; an environment may bring its own questions (`given` None). `evaluation`:
     rows that it is measured on, whole; None: where `given` has several splits, one of them, else the share of
     prompts that every node holds out. Name and version follow from the source, so nodes that run one script
-    exchange rollouts. Raises TaskError for what is no task.
+    exchange rollouts. Raises TaskError for anything but a task.
 
     >>> task = as_task([("1+1=", "2"), ("2+2=", "4")])
     >>> sorted(example.prompt for example in task.examples(0))
@@ -79,7 +79,7 @@ def as_task(
 
 def task_names(given: object) -> tuple[str, ...]:
     """Returns the names of tasks that a script passes: one, or a list in which every text is one. Empty: it
-    is no name.
+    is not a name.
 
     >>> task_names("rev"), task_names(["rev", "sort"]), task_names(["rev", "Say it twice."])
     (('rev',), ('rev', 'sort'), ())

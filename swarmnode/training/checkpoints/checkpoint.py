@@ -193,7 +193,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """Verify every digest.
 
     Raises DamagedCheckpoint naming the first file that is missing or changed, and CheckpointError for what
-    is no damage: another version's format, or a disk that cannot be read now.
+    does not count as damage: another version's format, or a disk that cannot be read now.
     """
     state = read_state(folder)
     try:
