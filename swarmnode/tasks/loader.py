@@ -146,7 +146,7 @@ def _load_import(asked: TaskSpec) -> Task:
 def _named(task: Task) -> Task:
     """Returns the task if its name can travel. Raises TaskError otherwise."""
     if not TASK_NAME.fullmatch(task.name):
-        raise TaskError(f"invalid task name {task.name}", hint="use letters, digits, dots, - and _")
+        raise TaskError(f"invalid task name {task.name!r}", hint="use letters, digits, dots, - and _")
     return task
 
 

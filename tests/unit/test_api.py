@@ -336,7 +336,7 @@ def test_a_task_of_a_module_is_one_by_its_import_path(options: dict[str, Any], t
 
 
 def test_what_cannot_be_is_refused_before_anything_runs(options: dict[str, Any]) -> None:
-    with pytest.raises(TaskError, match="no task"):
+    with pytest.raises(TaskError, match="not a task"):
         sn.Node(3, **options)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"rollout\.grops.*the script"):
         sn.Node(letters, home=options["home"], settings={"rollout.grops": 3})
@@ -548,7 +548,7 @@ def test_what_is_no_model_of_its_own_is_refused_with_the_way_out(
     nameless = AutoModelForCausalLM.from_pretrained(quick_model)
     nameless.config.name_or_path = ""
     assert "pass tokenizer=" in refused(nameless)
-    assert "no tokenizer" in refused(nameless, tokenizer=3)
+    assert "not a tokenizer" in refused(nameless, tokenizer=3)
     assert "needs a loaded model" in refused(quick_model, tokenizer=3)
     adapted = get_peft_model(nameless, LoraConfig(target_modules=["q_proj"]))
     assert "is not a model" in refused(adapted) and "merge_and_unload" in refused(adapted)

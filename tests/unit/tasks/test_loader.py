@@ -386,7 +386,7 @@ def test_a_message_may_be_a_list_of_texts_as_in_data_sets_with_pictures(write):
         ("[{'role': 'tool', 'content': '7'}]", "a prompt has an invalid message"),
         ("[{'role': 'user', 'content': '?', 'tool_calls': [1]}]", "a prompt has an invalid message"),
         ("['?']", "a prompt has an invalid message"),
-        ("[]", "a prompt is"),
+        ("[]", "invalid prompt"),
     ],
 )
 def test_what_is_no_prompt_is_refused_with_what_to_do(write, messages, complaint):

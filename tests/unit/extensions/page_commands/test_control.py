@@ -54,7 +54,7 @@ def test_the_status_of_a_node_with_a_password_is_read_by_its_own_machine(
 
 def test_a_node_that_cannot_follow_says_what_it_takes(control: RunControl, tmp_path: Path) -> None:
     control.takes = ("stop",)
-    with pytest.raises(SwarmnodeError, match="the node refuses: this node takes stop, not pause"):
+    with pytest.raises(SwarmnodeError, match="the node refused: this node takes stop, not pause"):
         run("pause", "--home", str(tmp_path))
 
 

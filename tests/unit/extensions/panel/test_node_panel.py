@@ -305,7 +305,7 @@ def test_a_failed_checkpoint_is_shown_in_place_of_its_age() -> None:
 
 def test_the_panel_says_who_can_reach_the_node_and_who_can_join_it() -> None:
     at_home = replace(STATUS.network, addresses=("/ip4/192.168.1.20/tcp/4001",))
-    assert "in this LAN: swarmnode join" in written(
+    assert "on this LAN: swarmnode join" in written(
         NodePanel(replace(STATUS, network=at_home), (), (), 1000.0)
     )
     nobody = Reach("nobody", "nobody can reach you", ("forward a port", "join a seed"))

@@ -368,7 +368,7 @@ def test_a_reward_that_is_misspelt_is_answered_with_what_was_meant(tmp_path: Pat
         ("exact_mach", "did you mean exact_match?"),
         ("trl.rewards:acuracy_reward", "did you mean accuracy_reward?"),
         (f"{tmp_path}/mine.py:rigth", "did you mean right?"),
-        (f"{tmp_path}/mine.py:zzz", "there are right, short"),
+        (f"{tmp_path}/mine.py:zzz", "it has: right, short"),
     ):
         with pytest.raises(TaskError, match="no reward '") as caught:
             load_reward(spec)

@@ -172,7 +172,7 @@ def test_a_name_that_no_set_of_the_hub_has_is_refused() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ('{"prompt": "?", "answer": "4"}\n{"prompt": \n', "line 2 is no JSON"),
+        ('{"prompt": "?", "answer": "4"}\n{"prompt": \n', "line 2 is not JSON"),
         ('{"prompt": "?", "answer": "4"}\n\n[1]\n', "line 3 is not a JSON object"),
         ('{"prompt": "?", "answer": "4"}\n{"answer": "4"}\n', "line 2 has no column 'prompt'"),
         ('{"text": "?", "answer": "4"}\n', "line 1 has no column 'prompt'"),
@@ -181,7 +181,7 @@ def test_a_name_that_no_set_of_the_hub_has_is_refused() -> None:
         ('{"prompt": "", "answer": "4"}\n', "line 1: invalid prompt ''"),
         ('{"prompt": 7, "answer": "4"}\n', "line 1: invalid prompt 7"),
         ('{"prompt": "?", "answer": "4", "n": %s}\n' % 10**30, "line 1 has a value that cannot"),
-        ("[" * 3000 + "]" * 3000, "line 1 is no JSON"),
+        ("[" * 3000 + "]" * 3000, "line 1 is not JSON"),
         ("", "has no rows"),
     ],
 )

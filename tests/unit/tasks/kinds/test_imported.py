@@ -214,9 +214,9 @@ def test_what_an_object_says_of_itself_holds_here_and_in_a_process_of_its_own(pa
 @pytest.mark.parametrize(
     ("attribute", "complaint"),
     [
-        ("nothing", "no 'nothing'"),
+        ("nothing", "has no attribute 'nothing'"),
         ("number", "is not a task"),
-        ("Unnameable", "not a name is no name"),
+        ("Unnameable", "invalid task name 'not a name'"),
         ("small?reward=x", "unknown option 'reward'"),
     ],
 )

@@ -119,7 +119,7 @@ def test_what_is_no_task_is_refused(given: object) -> None:
 
 
 def test_what_is_no_reward_is_refused_and_so_are_two_of_one_name() -> None:
-    with pytest.raises(TaskError, match="no reward"):
+    with pytest.raises(TaskError, match="not a reward"):
         named_rewards([3])  # type: ignore[list-item]
     with pytest.raises(TaskError, match="two rewards"):
         named_rewards([is_short, is_short])
@@ -184,7 +184,7 @@ def test_a_data_set_takes_its_weights_from_the_settings(tmp_path: Path) -> None:
     ]
     (plain,) = specs_of(config.model_copy(update={"reward_weights": ()}))
     assert load_task(plain).version != task.version
-    with pytest.raises(TaskError, match=r"tasks\.reward_weights is about data sets"):
+    with pytest.raises(TaskError, match=r"tasks\.reward_weights applies to data sets"):
         specs_of(TasksConfig(names=("rev",), reward_weights=(1.0,)))
 
 

@@ -232,7 +232,7 @@ def test_while_it_is_unknown_which_is_the_best_nothing_is_deleted(
     best.unlink()
     best.mkdir()  # what reading it meets is an error of the disk, not a missing file
     save(store, make(), 3)
-    assert len(names(store)) == 3 and "nothing is deleted" in caplog.text
+    assert len(names(store)) == 3 and "deleting no checkpoints" in caplog.text
     best.rmdir()
     best.write_bytes(kept)
     save(store, make(), 4)
