@@ -207,7 +207,7 @@ def test_who_leaves_takes_what_he_asked_along_and_a_closed_engine_says_so() -> N
     late.submit([ask("asked", 9)])
     policy.close()
     assert engine.closed
-    with pytest.raises(EngineError, match="this node ends"):
+    with pytest.raises(EngineError, match="this node is stopping"):
         late.advance()
     with pytest.raises(EngineError, match="closed"):
         late.submit([ask("asked")])

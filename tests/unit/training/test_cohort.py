@@ -96,7 +96,7 @@ def test_who_has_left_while_it_waits_still_gets_its_result(room: Room) -> None:
     for member in "abc":
         room.cohort.leave(member)
     assert future.result(PATIENCE_S) == 9
-    with pytest.raises(ValueError, match="no member"):
+    with pytest.raises(ValueError, match="not a member"):
         room.cohort.train("a", 1)
 
 

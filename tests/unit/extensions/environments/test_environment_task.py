@@ -691,7 +691,7 @@ def test_a_node_takes_tools_and_environments(tmp_path: Path) -> None:
     with_tools = sn.Node([("Shout a.", "A")], tools=[shout], home=tmp_path)
     with_game = sn.Node(environment=Echo, home=tmp_path)
     assert [is_environment(node._task) for node in (with_tools, with_game)] == [True, True]
-    with pytest.raises(TaskError, match="already a task"):
+    with pytest.raises(TaskError, match="a named task"):
         sn.Node("rev", tools=[shout], home=tmp_path)
 
 

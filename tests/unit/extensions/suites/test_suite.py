@@ -83,7 +83,7 @@ def test_a_damaged_file_and_one_that_is_too_deep_are_told(tmp_path: Path) -> Non
     with pytest.raises(TaskError, match="is it whole"):
         load(tmp_path / "test.jsonl.gz")
     (tmp_path / "deep.json").write_text("[" * 3000 + "]" * 3000)
-    with pytest.raises(TaskError, match="no JSON"):
+    with pytest.raises(TaskError, match="not JSON"):
         load(tmp_path / "deep.json")
 
 

@@ -106,7 +106,7 @@ def test_a_named_run_of_another_model_is_refused() -> None:
         lambda: choose_run(known, "base", LAST, named="mine"),
         lambda: newest_run(known, "base", named="mine"),
     ):
-        with pytest.raises(CheckpointError, match="of another model: /models/model"):
+        with pytest.raises(CheckpointError, match="to another model: /models/model"):
             choose()
 
 
