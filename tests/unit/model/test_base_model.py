@@ -114,7 +114,7 @@ def test_a_folder_without_a_tokenizer_says_so(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "llama"}))
     reason = "Couldn't instantiate the backend tokenizer"
-    assert refusal(folder) == f"{folder} {reason}"  # and of Llama none.
+    assert refusal(folder) == f"cannot read the tokenizer of {folder}: {reason}"  # and of Llama none.
 
 
 def test_a_tensor_of_another_shape_is_named_with_both(folder: Path) -> None:
