@@ -521,7 +521,7 @@ class Late:
         (
             [("a", "b")],
             {"tools": print},
-            "tools must be a list, got <built-in function print>. list functions",
+            "tools must be a list, got <built-in function print>",
         ),
     ],
 )
