@@ -7,9 +7,9 @@ As a command: `swarmnode join`. As a library, one node in a script:
     node = sn.Node(task=examples, reward=reward, rounds=20)
     print(node.run().reward_last, node.policy.generate("last abcd="))
 
-What stands in `__all__`, with its parameters and documented attributes, stays as it is until a version says
-otherwise in its second number; every other module may change with any commit. Read the folders in the order
-identity, network, tasks, rollout, exchange, model, training, node, cli and you have read a rollout's life.
+The names in `__all__`, with their parameters and documented attributes, change only with the second number of
+the version; every other module may change with any commit. To follow a rollout from start to end, read the
+folders in the order identity, network, tasks, rollout, exchange, model, training, node, cli.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -3,9 +3,9 @@
 script -> [Node, run, evaluate, load_policy, load_adapter] -> config_layers.py -> node/building/run.py,
     node/commands/offline.py
 
-A node does here what it does under `swarmnode join`: the same settings, homes, checkpoints and exchange. What
-is passed in is what a command line cannot name: functions, objects, callbacks. `swarmnode` itself has these
-names (`import swarmnode as sn`); until one is used, nothing is loaded.
+A node here is the same as under `swarmnode join`: same settings, homes, checkpoints and exchange. A script
+can also pass in what a command line cannot name: functions, objects, callbacks. `swarmnode` exports these
+names (`import swarmnode as sn`); nothing is loaded until one is used.
 """
 
 import asyncio
@@ -76,13 +76,13 @@ version, examples and score."""
 RoundCallback = Callable[[NodeStatus], object]
 
 Asked = str | Sequence[Mapping[str, str]]
-"""A prompt as a text, or as messages that end with one of the user."""
+"""A prompt: a string, or messages that end with a user message."""
 
 P = ParamSpec("P")
 
 
 class Node:
-    """One node, like that of `swarmnode join`.
+    """One node, as started by `swarmnode join`.
 
     >>> node = Node(task=examples, reward=reward, rounds=20)    # doctest: +SKIP
     >>> node.run().reward_last                                  # doctest: +SKIP
@@ -114,31 +114,33 @@ class Node:
         demonstrations: GivenDemonstrations | None = None,
         **unknown: Never,
     ) -> None:
-        """Loads nothing yet.
+        """Checks the arguments; nothing is loaded yet.
 
-        `task`: the questions (None: the built-in tasks). `reward`: the judge in place of the task's own.
-        `tools`: functions that the policy may call; `environment`: a class (or a function without arguments)
-        that makes the environment of an episode, which may bring its own questions (docs/environments.md).
-        `eval_dataset`: rows that it is measured on, whole; then no row of `task` is held out.
-        `demonstrations`: right answers to begin with, where the policy is never right by itself: a function
-        of the example, a mapping of prompts to texts, or rows with a column `demonstration`. The task judges
-        them; none is shown in a prompt, and none is published. `model`: a name, a folder, or a causal LM of
-        transformers that is loaded, with its `tokenizer` where its name does not lead to one. `rounds` (of
-        the run, over restarts), `run` (its name; None: that of this model, task and reward, a new one where
-        these have changed), `peers` (addresses to dial) and `home` are the options of `swarmnode join`;
-        `settings` any other, by its full name: {"training.learning_rate": 1e-3}. `on_round` is called with
-        the status after every round, in the thread that runs the node; what it raises ends the run.
-        `monitors`: trackers by the names that node.monitors takes, or objects (docs/metrics.md); what they
-        raise ends nothing. `fresh`: start over. `log`: write the node's story to stderr. Raises ConfigError
-        and TaskError for settings and tasks that are not possible.
+        `task`: the questions (None: the built-in tasks). `reward`: the judge, in place of the task's own.
+        `tools`: functions that the policy may call. `environment`: a class (or a function without arguments)
+        that makes the environment of an episode and may supply its own questions (docs/environments.md).
+        `eval_dataset`: rows to measure on, all of them; no row of `task` is held out then. `demonstrations`:
+        right answers to start from, for a task on which the policy is never right by itself: a function of
+        the example, a mapping of prompts to texts, or rows with a column `demonstration`. The task judges
+        them; they are neither shown in a prompt nor published. `model`: a name, a folder, or a loaded
+        transformers causal LM, with its `tokenizer` if its name leads to none. `rounds` (of the run in all,
+        across restarts), `run` (its name; None: the run of this model, task and reward, or a new one if these
+        have changed), `peers` (addresses to dial) and `home` are the options of `swarmnode join`; `settings`
+        holds any other by its full name: {"training.learning_rate": 1e-3}. `on_round` is called with the
+        status after every round, in the thread that runs the node; an exception in it ends the run.
+        `monitors`: trackers by the names that node.monitors takes, or objects (docs/metrics.md); an exception
+        in one does not end the run. `fresh`: start over. `log`: write the node's log to stderr. Raises
+        ConfigError and TaskError for invalid settings and tasks.
         """
         for name in unknown:
             raise ConfigError(
-                f"a node takes no {name!r}", hint=advice_for_argument(name, signature(Node).parameters)
+                f"unknown argument {name!r}", hint=advice_for_argument(name, signature(Node).parameters)
             )
         for name, given in ("peers", peers), ("monitors", monitors):
             if isinstance(given, str):
-                raise ConfigError(f"{name}={given!r:.80} is no list", hint=f"pass {name}=[{given!r:.80}]")
+                raise ConfigError(
+                    f"{name} must be a list, got {given!r:.80}", hint=f"pass {name}=[{given!r:.80}]"
+                )
         flags: dict[str, Any] = {
             "network.seeds": tuple(peers) or None,
             "node.rounds": rounds,
@@ -148,7 +150,7 @@ class Node:
             flags["node.monitors"] = named
         if on_round is not None and not callable(on_round):
             raise ConfigError(
-                f"on_round={on_round!r:.80} cannot be called", hint="pass a function of the status"
+                f"on_round is not callable: {on_round!r:.80}", hint="pass a function that takes the status"
             )
         self._monitors = [checked_monitor(one) for one in monitors if not isinstance(one, str)]
         self._settings = _settings_of_trained(
@@ -156,7 +158,7 @@ class Node:
         )
         refuse_untrained(task)
         rewards = rewards_of(reward)
-        # What is no task is refused here and not in `run`.
+        # An invalid task is refused here and not in `run`.
         made = _task_around(task, rewards, tools, environment, eval_dataset, self.config)
         if made is not None:
             task, rewards = made, ()
@@ -174,7 +176,7 @@ class Node:
 
     @property
     def status(self) -> NodeStatus | None:
-        """The node's status, as the status page has it. None: before its first moment."""
+        """The node's status, as on the status page. None: the node has not started."""
         return self._status
 
     @property
@@ -184,18 +186,18 @@ class Node:
 
     @property
     def home(self) -> Path | None:
-        """Folder with everything that the node keeps, to pass as `home=` again. None: the folders of XDG, for
-        a node without a home of its own."""
+        """Folder with everything that the node keeps; pass it as `home=` again. None: the XDG folders, for a
+        node that was given no home."""
         return self._settings.paths.home
 
     @property
     def policy(self) -> "TrainedPolicy":
-        """Policy of the newest checkpoint of the run, to generate from; loaded beside that of a running node.
-        Raises CheckpointError if there is none yet."""
+        """The policy of the run's newest checkpoint, to generate from; a running node has its own copy.
+        Raises CheckpointError if there is no checkpoint yet."""
         if self.status is None and not self.config.node.run:
             raise CheckpointError(
-                "the node has not begun: which run of its home is its own shows then",
-                hint="call run() first, name the run (run=...), or swarmnode.load_policy(home=...)",
+                "the node has not started, so its run is not known yet",
+                hint="call run() first, name the run (run=...), or use swarmnode.load_policy(home=...)",
             )
         saved = None if self.status is None else self.status.checkpoint.round
         if self._policy is None or self._policy[0] != saved:
@@ -204,8 +206,8 @@ class Node:
         return self._policy[1]
 
     def run(self) -> Summary:
-        """Runs to the end and returns a summary. Ctrl-C and `stop` end the run in order, with a checkpoint.
-        In a notebook, whose thread has an event loop already, the node runs in a thread of its own."""
+        """Runs to the end and returns a summary. Ctrl-C and `stop` shut down cleanly, with a checkpoint.
+        In a notebook, whose thread already has an event loop, the node runs in a separate thread."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -219,8 +221,8 @@ class Node:
                 return running.result()
 
     async def serve(self) -> Summary:
-        """Runs as `run` does, without blocking the event loop: the node computes in threads and has a loop of
-        its own. If the caller is cancelled, the node stops in order first."""
+        """Runs as `run` does, without blocking the event loop: the node has its own threads and event loop.
+        If the caller is cancelled, the node shuts down cleanly first."""
         running = asyncio.get_running_loop().run_in_executor(None, lambda: self._run(signals=False))
         try:
             return await asyncio.shield(running)
@@ -230,7 +232,7 @@ class Node:
             raise
 
     def stop(self) -> None:
-        """Ends the run in order, with a checkpoint. May be called from any thread and from `on_round`."""
+        """Shuts the node down cleanly, with a checkpoint. May be called from any thread and `on_round`."""
         self._stopping = True
         if self._request_stop is not None:
             self._request_stop()
@@ -247,7 +249,7 @@ class Node:
 
     def _run(self, *, signals: bool) -> Summary:
         if not self._running.acquire(blocking=False):
-            raise ConfigError("this node runs already", hint="a second one needs a home of its own")
+            raise ConfigError("this node is already running", hint="give a second node its own home")
         given = self._settings
         screen = Screen(given.paths.logs / LOG_FILE, terminal=False, shows=self._log)
         try:
@@ -264,7 +266,7 @@ class Node:
                     member.request_stop()
                 return asyncio.run(serve(member, Company([member], takes_signals=False)))
         except SwarmnodeError as error:
-            # It says what to do; where in the node it was noticed is of no use to a script, but its cause is.
+            # The message says what to do; our own traceback is of no use to a script, but the cause is.
             raise error.with_traceback(None) from error.__cause__
         finally:
             self._request_stop, self._fresh, self._stopping = None, False, False
@@ -276,7 +278,7 @@ class TrainedPolicy:
 
     def __init__(self, local: "LocalPolicy", config: Config, round: int | None) -> None:
         self.local = local
-        """Base, adapter, engine and tokenizer, for who looks inside: not part of the stable library."""
+        """Base, adapter, engine and tokenizer. Internal: not part of the stable API."""
         self._config = config
         self.round = round
         """The round of the checkpoint; None: the base model as it is."""
@@ -307,17 +309,17 @@ class TrainedPolicy:
         max_tokens: int | None = None,
         seed: int | None = None,
     ) -> str | list[str]:
-        """Returns one completion of each prompt, a text or messages; a text for one of them, a list for a
-        list.
+        """Returns one completion of each prompt (a string, or messages): a string for one prompt, a list for
+        a list.
 
-        `temperature` and `max_tokens`: as the policy trains, unless given; temperature 0 takes the likeliest
-        token. The same `seed` gives the same samples; None: others each time. Raises TaskError for messages
-        that are none and ModelError for what the engine refuses, as a prompt that is too long.
+        `temperature` and `max_tokens` default to those used in training; temperature 0 always takes the
+        likeliest token. The same `seed` gives the same samples; None: different ones each time. Raises
+        TaskError for invalid messages and ModelError for what the engine refuses, such as too long a prompt.
         """
         if isinstance(prompt, Mapping | bytes) or not isinstance(cast(object, prompt), Iterable):
             raise TaskError(
-                f"{prompt!r:.80} is no prompt",
-                hint="pass a text, messages that end with one of the user, or a list of either",
+                f"not a prompt: {prompt!r:.80}",
+                hint="pass a string, messages that end with a user message, or a list of either",
             )
         parts = [prompt] if isinstance(prompt, str) else list(prompt)
         is_one = isinstance(prompt, str) or any(isinstance(part, Mapping) for part in parts)
@@ -334,7 +336,7 @@ class TrainedPolicy:
             try:
                 engine.check(Request("of this prompt", renderer.prompt_ids(text), sampling))
             except RequestRefused as error:
-                raise ModelError(f"{text!r:.60} is not answered: {error.message}", hint=error.hint) from error
+                raise ModelError(f"cannot answer {text!r:.60}: {error.message}", hint=error.hint) from error
         asked = [Example(ExampleKey("ask", "", 0, number), text) for number, text in enumerate(prompts)]
         answered = collect(engine, renderer, asked, 1, sampling, seed=seed)
         texts = {one.example.key.index: one.completions[0].text for one in answered}
@@ -345,7 +347,7 @@ def _run_of(node: Callable[P, Node]) -> Callable[P, Summary]:
     """Makes `run`, with the parameters of a Node for editors, type checkers and `help`."""
 
     def run(*args: P.args, **kwargs: P.kwargs) -> Summary:
-        """Runs a node to its end: `Node(task, reward, ...).run()`, with all that a Node takes."""
+        """Runs a node to the end: `Node(task, reward, ...).run()`, with all arguments of Node."""
         return node(*args, **kwargs).run()
 
     run.__signature__ = signature(node).replace(return_annotation=Summary)  # pyright: ignore[reportFunctionMemberAccess]
@@ -373,9 +375,9 @@ def evaluate(
     tools: Sequence[object] | None = None,
     environment: object = None,
 ) -> OfflineEvaluation:
-    """Returns the mean reward on held-out examples of the newest checkpoint, of the best, or of the `base`
-    model; as `swarmnode eval`. `task` None: the named tasks that it was trained on; rows: all of them, and of
-    several splits those not for training. `run`: its name (None: the one written to last).
+    """Returns the mean reward of the newest checkpoint, the best one, or the `base` model on held-out
+    examples, as `swarmnode eval` does. `task`: None for the named tasks it was trained on; all given rows are
+    used, or with several splits those not for training. `run`: its name (None: the one written to last).
 
     Raises CheckpointError if there is nothing to measure.
     """
@@ -410,8 +412,8 @@ def load_policy(
     base: bool = False,
     best: bool = False,
 ) -> TrainedPolicy:
-    """Returns the policy of the newest checkpoint (or the best, or the `base` model), to generate from. `run`
-    None: the run written to last. Raises CheckpointError if there is none."""
+    """Returns the policy of the newest checkpoint (or the best, or the `base` model), to generate from.
+    `run`: its name (None: the run written to last). Raises CheckpointError if there is no checkpoint."""
     chosen = _settings_of_trained(home, preset, model, {"node.run": run}, settings)
     return _load(chosen, base=base, best=best)
 
@@ -425,8 +427,8 @@ def load_adapter(
     settings: Mapping[str, Any] | None = None,
     best: bool = False,
 ) -> "tuple[PeftModel, PreTrainedTokenizerBase]":
-    """Returns the trained adapter on its base as a PEFT model, and the tokenizer, for code that uses
-    transformers. `run` as in `load_policy`. Raises CheckpointError if there is no checkpoint."""
+    """Returns the base with the trained adapter as a PEFT model, and the tokenizer, for transformers.
+    `run` as in `load_policy`. Raises CheckpointError if there is no checkpoint."""
     local = load_policy(model=model, home=home, run=run, preset=preset, settings=settings, best=best).local
     return local.policy.peft_model, local.base.tokenizer
 
@@ -446,11 +448,13 @@ def _settings_of_trained(
     for name, given in {"policy.model": model, **keywords}.items():
         if given and name in settings:
             raise ConfigError(
-                f"settings[{name!r}] is given as an argument, too: {given!r:.80}",
-                hint="leave one of them out",
+                f"settings[{name!r}] is also given as an argument: {given!r:.80}",
+                hint="leave out one of them",
             )
     if not isinstance(cast(object, home), str | Path | None):
-        raise ConfigError(f"home={home!r:.80} is no folder", hint="pass its path, or leave it out")
+        raise ConfigError(
+            f"home must be a path, got {home!r:.80}", hint="pass the path of a folder, or leave it out"
+        )
     folder = None if home is None else Path(home)
     named, loaded = (None, None) if model is None else (str(model), None)
     if model is not None and not isinstance(model, str | Path):
@@ -460,7 +464,7 @@ def _settings_of_trained(
         named = str(loaded)
     elif tokenizer is not None:
         raise ConfigError(
-            "a tokenizer comes with a loaded model", hint="pass both, or the folder that has both"
+            "tokenizer= needs a loaded model", hint="pass both objects, or a folder that has both"
         )
 
     def load(trained: str | None) -> Settings:
@@ -468,19 +472,23 @@ def _settings_of_trained(
         return load_settings(home=folder, preset=preset, flags=flags, flags_from="the script")
 
     found = with_trained_model(load)
-    return found if loaded is None else replace(found, model_reason="the script's own, kept in that folder")
+    return (
+        found
+        if loaded is None
+        else replace(found, model_reason="passed in by the script, saved in that folder")
+    )
 
 
 def rewards_of(reward: RewardSpec | Sequence[RewardSpec] | None) -> Sequence[RewardSpec]:
-    """Returns one reward, several or none as a list. Raises TaskError for an object that is no reward."""
+    """Returns one reward, several or none as a list. Raises TaskError for an object that is not a reward."""
     if reward is None:
         return []
     if isinstance(reward, str) or callable(reward):
         return [reward]
     if not isinstance(cast(object, reward), Iterable):
         raise TaskError(
-            f"reward={reward!r:.80} is no reward",
-            hint="pass a function, the name of one, or a list of them; without `reward` a task judges itself",
+            f"not a reward: {reward!r:.80}",
+            hint="pass a function, the name of one, or a list of them; leave it out for the task's own judge",
         )
     return list(reward)
 
@@ -502,7 +510,7 @@ class _Watch:
 
 @contextmanager
 def _interrupts(stop: Callable[[], None], wanted: bool) -> Generator[None]:
-    """Context in which Ctrl-C stops the node in order; a second one raises KeyboardInterrupt, as it does
+    """Context in which Ctrl-C shuts the node down cleanly; a second one raises KeyboardInterrupt, as it does
     elsewhere."""
     if not wanted:
         yield
@@ -533,14 +541,17 @@ def _task_around(
     evaluation: Rows | None,
     config: Config,
 ) -> Task | None:
-    """Returns the task made of the script's objects. None: the settings or a name say it. Raises
+    """Returns the task made of the script's objects. None: a name or the settings determine it. Raises
     TaskError."""
     named = task_names(task)
     if named and (tools is not None or environment is not None or evaluation is not None):
         hint = "pass its examples as a list or a function"
         if evaluation is not None:
-            hint += "; a data set is measured on another by its name: FILE?evaluation=FILE"
-        raise TaskError(f"{', '.join(named)} is a task already", hint=hint)
+            hint += "; to measure a data set on another, name it: FILE?evaluation=FILE"
+        raise TaskError(
+            f"a named task ({', '.join(named)}) takes no tools, environment or eval_dataset",
+            hint=hint,
+        )
     if named or (task is None and tools is None and environment is None):
         return None
     weights = config.tasks.reward_weights
@@ -576,6 +587,6 @@ def _load(settings: Settings, *, base: bool, best: bool) -> TrainedPolicy:
 def _check_alone(config: Config) -> None:
     if config.node.policies > 1 or config.pipeline.name:
         raise ConfigError(
-            "a Node of a script is one policy on a whole model",
+            "a Node in a script trains one policy on a whole model",
             hint="leave out node.policies and pipeline.name, or use `swarmnode join`",
         )

@@ -186,7 +186,7 @@ def use_kernels(name: str) -> CpuKernels:
     found = CpuKernels() if name == "off" else find("kernels", name)
     if not isinstance(found, CpuKernels):
         raise ConfigError(
-            f"policy.cpu_kernels = {name!r} is a {type(found).__name__} and no CpuKernels",
+            f"policy.cpu_kernels = {name!r} is a {type(found).__name__}, not a CpuKernels",
             hint="write NAME = CpuKernels(fits=...), from swarmnode.cpu_kernels",
         )
     _kernels = found

@@ -71,7 +71,7 @@ def record_of(name: str) -> EngineRecord:
     found = find("engine", name)
     if not isinstance(found, EngineRecord):
         raise ConfigError(
-            f"rollout.engine = {name!r} is a {type(found).__name__} and not an EngineRecord",
+            f"rollout.engine = {name!r} is a {type(found).__name__}, not an EngineRecord",
             hint="write NAME = EngineRecord(name, make=...), from swarmnode.engine_record",
         )
     return found

@@ -1,4 +1,4 @@
-"""Every error that a user or a caller may meet, as one tree.
+"""Every error that a user or a caller may see, as one tree.
 
 SwarmnodeError                     what happened; `hint`: what to do next
 ├── ConfigError                    a setting is unknown, mistyped or contradicts another
@@ -12,14 +12,14 @@ SwarmnodeError                     what happened; `hint`: what to do next
 │   ├── RequestTimeout             the peer did not answer before the deadline
 │   └── MessageTooLarge            a frame exceeds its bound
 ├── TaskError                      a task cannot be found, loaded, drawn or scored
-│   └── SandboxError               a stranger's program cannot be run, for want of isolation or otherwise
-├── JudgementLost                  the process of a task's code died, or was ended: what it did is unknown
-│   ├── JudgementOverran           it had not answered at its deadline
-│   └── StillLoading               its process was not ready for it yet
-├── ModelError                     a model cannot be found, loaded or does not fit
-├── EngineError                    a rollout engine cannot be had, refused something or stopped working
-│   └── RequestRefused             a request that no such engine would accept, now or later
-├── PipelineError                  the members of a pipeline could not do together what one of them needed
+│   └── SandboxError               a stranger's program cannot be run, for example without isolation
+├── JudgementLost                  the process of a task's code died or was ended, with no result
+│   ├── JudgementOverran           it did not answer before its deadline
+│   └── StillLoading               its process was not ready yet
+├── ModelError                     a model cannot be found or loaded, or does not fit
+├── EngineError                    a rollout engine is unavailable, refused something or stopped working
+│   └── RequestRefused             the engine will never accept this request
+├── PipelineError                  a step that needs all members of a pipeline failed
 ├── StoppedEarly                   a signal ended the process before its node was up
 ├── CheckpointError                a checkpoint is damaged or belongs to something else
 └── Rejected                       what a peer sent was not accepted; `reason` is a short code for counters
@@ -31,10 +31,10 @@ import traceback
 from pathlib import Path
 
 INTERRUPTED = 130
-"""Exit code of a command ended by Ctrl-C, as shells have it (128 + SIGINT)."""
+"""Exit code of a command ended by Ctrl-C, as in shells (128 + SIGINT)."""
 
 _NOT_THEIRS = (str(Path(__file__).parent), str(Path(traceback.__file__).parent), "<frozen")
-"""Paths of traceback lines that are ours or Python's and do not help who wrote the code that failed."""
+"""Paths of traceback lines that are ours or Python's, of no help to the author of the code that failed."""
 
 
 class SwarmnodeError(Exception):
@@ -56,7 +56,7 @@ class SwarmnodeError(Exception):
 
 
 def where(error: BaseException) -> str:
-    """Returns file and line of the user's code that an error comes from, as a hint."""
+    """Returns the file and line of the user's code that raised an error, as a hint."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"see {error.filename} line {error.lineno}"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THEIRS)]
@@ -101,7 +101,7 @@ class PeerUnreachable(NetworkError):
 
 
 class PeerBarred(PeerUnreachable):
-    """We keep away from the peer ourselves, for a while."""
+    """We refuse contact with the peer for a while."""
 
 
 class RequestTimeout(NetworkError):
@@ -125,7 +125,7 @@ class JudgementLost(SwarmnodeError):
 
 
 class StillLoading(JudgementLost):
-    """A judgement that waited for a process which is still loading its task."""
+    """The judgement waited for a process that is still loading its task."""
 
 
 class JudgementOverran(JudgementLost):
@@ -133,7 +133,7 @@ class JudgementOverran(JudgementLost):
 
 
 class JudgementAbandoned(JudgementLost):
-    """A judgement that is not begun, since its group has been given up."""
+    """The judgement was not started, because its group has been given up."""
 
 
 class ModelError(SwarmnodeError):
@@ -145,7 +145,7 @@ class EngineError(SwarmnodeError):
 
 
 class RequestRefused(EngineError):
-    """A request that the engine refuses, by fault of the request: another example may do."""
+    """The engine refuses this request because of the request itself; another example may work."""
 
 
 class CheckpointError(SwarmnodeError):
@@ -161,7 +161,7 @@ class PipelineError(SwarmnodeError):
 
 
 class Rejected(SwarmnodeError):
-    """Input of a peer that was not accepted. Counted by `reason`, never fatal."""
+    """Input from a peer that was not accepted. Counted by `reason`, never fatal."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)

@@ -65,7 +65,7 @@ def find_facts(spec: str, cards: tuple[ModelCard, ...]) -> Facts:
         return Facts(known, "its card")
     folder = folder_of(spec)
     if folder is None:
-        return Facts(None, f"{spec} is not on this disk yet, and its size is in its files")
+        return Facts(None, f"{spec} is not on this disk yet, so its size is unknown")
     return read_facts(folder, spec)
 
 
@@ -76,7 +76,7 @@ def read_facts(folder: Path, name: str) -> Facts:
         config = json.loads((folder / "config.json").read_text())
         shapes = _tensor_shapes(folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return Facts(None, f"the files of {name} do not tell its size: {error}")
+        return Facts(None, f"cannot read the size of {name} from its files: {error}")
     return card_of(name, config.get("text_config", config), sum(map(math.prod, shapes.values())), shapes)
 
 
@@ -119,7 +119,7 @@ def card_of(name: str, config: Mapping[str, Any], parameters: int, tensors: Coll
     )
     if not card.is_consistent:
         return Facts(
-            None, f"{name} is no dense decoder with a gated MLP in 16 or 32 bits: its shapes do not add up"
+            None, f"{name} is not a dense decoder with a gated MLP in 16 or 32 bits: its shapes do not match"
         )
     return Facts(card, "its files")
 
@@ -159,7 +159,7 @@ def _header(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         if size > LARGEST_HEADER_BYTES:
-            raise ValueError(f"{path.name} is no safetensors file")
+            raise ValueError(f"{path.name} is not a safetensors file")
         return json.loads(file.read(size))
 
 
@@ -239,7 +239,7 @@ def find_model(spec: str) -> str:
         if not (path / "config.json").exists():
             hint = "point --model at a saved transformers model"
             if (path / "adapter_config.json").exists():
-                hint = "it holds an adapter: name its base, or save both as one with merge_and_unload()"
+                hint = "it is an adapter: pass its base, or save both as one model with merge_and_unload()"
             raise ModelError(f"{path} has no config.json", hint=hint)
         return str(path.absolute())
     if path.exists() or spec.startswith((".", "/", "~")) or spec.count("/") > 1:
@@ -279,12 +279,12 @@ def choose_for_machine(
     """Returns the largest model that fits, or tiny if there is no GPU that torch can use or nothing fits.
     `problem`: the reason why an existing GPU is not used."""
     if gpu is None or gpu.memory_free_bytes is None:
-        return "tiny", f"{problem or 'no GPU was found'}: the demonstration policy"
+        return "tiny", f"{problem or 'no GPU was found'}; using the demonstration policy"
     free_bytes = int(within_limit(config, gpu.memory_free_bytes))
     try:
         card, plan = choose_model(cards, free_bytes, workload(config, gpu))
     except ModelError as error:
-        return "tiny", f"{error.message}: the demonstration policy. {error.hint}"
+        return "tiny", f"{error.message}; using the demonstration policy. {error.hint}"
     return card.name, f"{plan.describe()} of {size_text(free_bytes)} free on {gpu.name}"
 
 

@@ -1,10 +1,10 @@
-"""The parts that a setting or a command names, in one table; each is imported when it is asked for.
+"""All parts that a setting or a command can name, in one table; each is imported on first use.
 
 config, command line -> [find, find_called, made] -> engine, transport, learner, loss, rule, task kind ...
 
-A part has a name of ours, of `SEAMS` or of the `PARTS` of a folder of extensions/; or `module:attribute`; or
-a name that an installed package registers as an entry point of the group `swarmnode.<kind>`. A name of ours
-is always ours. docs/extending.md has an example of each.
+A part is named by a built-in name (in `SEAMS` or in the `PARTS` of a folder of extensions/), by
+`module:attribute`, or by a name that an installed package registers as an entry point of the group
+`swarmnode.<kind>`. Built-in names cannot be replaced. docs/extending.md has an example of each.
 """
 
 import logging
@@ -32,20 +32,20 @@ Parts = Mapping[Kind, Mapping[str, str]]
 """Import paths by kind and name: the `PARTS` that each folder of extensions/ registers."""
 
 IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
-"""`package.module:name`, as of a part of one's own."""
+"""`package.module:name`, the import path of a user's own part."""
 
 FILE_PATH = re.compile(r"(.*/)?(?P<module>\w+)\.py:(?P<attribute>\w+)")
-"""`folder/module.py:name`, which is no name of a part."""
+"""`folder/module.py:name`, which is not a valid name of a part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seam:
-    """A place where a part may be put, and the parts for it that the rest of swarmnode cannot do without."""
+    """A place for a part, and the parts for it that swarmnode always includes."""
 
     said_by: str
-    """The setting, flag or word that names the part."""
+    """The setting, flag or command that names the part."""
     ours: Mapping[str, str]
-    """Import paths of these parts by name."""
+    """The import paths of these parts by name."""
 
 
 SEAMS: Mapping[Kind, Seam] = {
@@ -111,7 +111,7 @@ _HOME = "swarmnode.extensions"
 
 @cache
 def ours(kind: Kind) -> Mapping[str, str]:
-    """Returns the import paths of our own parts by name, those of extensions/ behind the others.
+    """Returns the import paths of the built-in parts by name, those of extensions/ last.
 
     >>> list(ours("engine"))
     ['embedded', 'generate', 'vllm']
@@ -123,7 +123,7 @@ def ours(kind: Kind) -> Mapping[str, str]:
 
 
 def names(kind: Kind) -> tuple[str, ...]:
-    """Returns our own names of this kind, and behind them those that installed packages register.
+    """Returns the built-in names of this kind, followed by those that installed packages register.
 
     >>> names("transport")[0]
     'p2pd'
@@ -132,12 +132,12 @@ def names(kind: Kind) -> tuple[str, ...]:
 
 
 def known(kind: Kind, name: str, *besides: str) -> str:
-    """Returns `name` where it may be that of a part; imports nothing. `besides`: words that are none and may
-    stand there too. Raises ValueError, as a setting's validator does."""
+    """Returns `name` if it may name a part; imports nothing. `besides`: other words that are allowed in its
+    place. Raises ValueError, as the validator of a setting does."""
     if file := FILE_PATH.fullmatch(name):
         raise ValueError(
-            f"a part is named by its module, not by a file: write {file['module']}:{file['attribute']}, and"
-            " put the folder it is in on PYTHONPATH"
+            f"use a module, not a file: write {file['module']}:{file['attribute']}, and"
+            " put its folder on PYTHONPATH"
         )
     if name not in (*besides, *ours(kind)) and not IMPORT_PATH.fullmatch(name):
         found = names(kind)
@@ -147,12 +147,12 @@ def known(kind: Kind, name: str, *besides: str) -> str:
 
 
 def find(kind: Kind, name: str) -> Any:
-    """Imports the part of this name.
+    """Imports the part with this name.
 
     >>> find("rule", "sapo") is find("rule", "swarmnode.training.rules.rules:Sapo")
     True
 
-    Raises ConfigError where there is none, or it cannot be imported.
+    Raises ConfigError if there is none, or if it cannot be imported.
     """
     said = _said(kind, name)
     path = ours(kind).get(name) or (name if ":" in name else _registered(kind).get(name))
@@ -162,16 +162,18 @@ def find(kind: Kind, name: str) -> Any:
 
 
 def find_called(kind: Kind, name: str, like: Callable[..., Any]) -> Any:
-    """Imports a part that is called as the method `like` is; does not call it. Raises ConfigError, also where
-    the part cannot be called so."""
+    """Imports a part that takes the arguments of the method `like`; does not call it. Raises ConfigError,
+    also if the part cannot be called that way."""
     part, said = find(kind, name), _said(kind, name)
     asked = [*signature(like).parameters.values()][1:]
     in_order = [one.name for one in asked if one.kind is not Parameter.KEYWORD_ONLY]
     by_name = [one.name for one in asked if one.kind is Parameter.KEYWORD_ONLY]
     words = ", ".join([*in_order, *(f"{name}=" for name in by_name)])
-    hint = f"it is called as {like.__qualname__.partition('.')[0]} of {like.__module__}: ({words})"
+    hint = (
+        f"it must take the arguments of {like.__qualname__.partition('.')[0]} in {like.__module__}: ({words})"
+    )
     if not callable(part):
-        raise ConfigError(f"{said} is a {type(part).__name__}, which cannot be called", hint=hint)
+        raise ConfigError(f"{said} is a {type(part).__name__}, which is not callable", hint=hint)
     try:
         takes = signature(part)
     except ValueError:  # Some callables that are written in C have none.
@@ -179,13 +181,13 @@ def find_called(kind: Kind, name: str, like: Callable[..., Any]) -> Any:
     try:
         takes.bind(*in_order, **dict.fromkeys(by_name))
     except TypeError as error:
-        raise ConfigError(f"{said} cannot be called as it will be: {error}", hint=hint) from error
+        raise ConfigError(f"{said} has the wrong arguments: {error}", hint=hint) from error
     return part
 
 
 def made(kind: Kind, name: str, make: Callable[[], Part], like: type) -> Part:
-    """Returns what the part of this name makes, where it has all that the protocol `like` has. Raises
-    ConfigError where it has not; any other error of `make` also says which setting named the part."""
+    """Returns what the part with this name makes, if it has all members of the protocol `like`, else raises
+    ConfigError. Any other error of `make` gets a note that says which setting named the part."""
     said = _said(kind, name)
     try:
         part = make()
@@ -197,13 +199,13 @@ def made(kind: Kind, name: str, make: Callable[[], Part], like: type) -> Part:
     if lacks := lacking(part, like):
         raise ConfigError(
             f"{said} made a {type(part).__name__}, which lacks: {lacks}",
-            hint=f"it makes what has all of {like.__name__} of {like.__module__}",
+            hint=f"it must make an object with all members of {like.__name__} in {like.__module__}",
         )
     return part
 
 
 def lacking(part: object, like: type) -> str:
-    """Returns the names that `part` lacks of the protocol `like`, with commas; empty: it has all of them.
+    """Returns the members of the protocol `like` that `part` lacks, separated by commas; empty: none.
 
     >>> from swarmnode.node.showing.monitors import Monitor
     >>> lacking(object(), Monitor)
@@ -221,16 +223,16 @@ def lacking(part: object, like: type) -> str:
 
 
 def importable(kind: Kind) -> Iterator[Any]:
-    """Imports the parts of this kind one by one. What cannot be imported is left out, with a warning."""
+    """Imports the parts of this kind one by one. Those that cannot be imported are skipped with a warning."""
     for name in names(kind):
         try:
             yield find(kind, name)
         except ConfigError as error:
-            logger.warning("done without: %s", error)
+            logger.warning("skipped: %s", error)
 
 
 def first(kind: Kind) -> Any | None:
-    """Imports the first part of this kind. None: nothing here has one."""
+    """Imports the first part of this kind. None: there is none."""
     name = next(iter(names(kind)), None)
     if name is None:
         return None
@@ -244,8 +246,8 @@ def _said(kind: Kind, name: str) -> str:
 
 def _unknown(kind: Kind, names: tuple[str, ...]) -> str:
     return (
-        f"no such {kind}: there are {', '.join(names) or 'none'}; or one of your own as mymodule:name, or"
-        f" install a package that registers the name in the entry points swarmnode.{kind} (docs/extending.md)"
+        f"no such {kind}; available: {', '.join(names) or 'none'}. Use your own as mymodule:name, or install"
+        f" a package that registers the name as an entry point of swarmnode.{kind} (docs/extending.md)"
     )
 
 
@@ -261,7 +263,7 @@ def _imported(said: str, path: str) -> Any:
             raise _broken(f"{said} of ", folder, error) from error
         raise ConfigError(
             f"{said} cannot be imported: {error}",
-            hint=f"install {module!r}, or put the folder it is in on PYTHONPATH",
+            hint=f"install {module!r}, or put its folder on PYTHONPATH",
         ) from error
     except (Exception, SystemExit) as error:
         raise ConfigError(f"{said} cannot be imported: {error!r}", hint=where(error)) from error
@@ -276,7 +278,7 @@ def _imported(said: str, path: str) -> Any:
 
 @cache
 def _extensions() -> list[Parts]:
-    """Returns what each folder of extensions/ registers. Empty: this installation has none."""
+    """Returns what each folder of extensions/ registers. Empty: this installation has no extensions."""
     try:
         home = import_module(_HOME)
     except ModuleNotFoundError:
@@ -294,7 +296,7 @@ def _parts_of(folder: str) -> Parts:
 def _broken(what: str, folder: str, error: Exception) -> ConfigError:
     return ConfigError(
         f"{what}{_HOME.replace('.', '/')}/{folder} cannot be imported: {error}",
-        hint="install swarmnode again as a whole, with what this extension needs",
+        hint="reinstall swarmnode completely, with what this extension needs",
     )
 
 

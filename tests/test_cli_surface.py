@@ -139,4 +139,4 @@ def test_the_version_is_a_command_and_an_option() -> None:
 
 def test_help_of_join_begins_with_examples_that_stay_on_their_lines() -> None:
     shown = CliRunner().invoke(app, ["join", "--help"]).output
-    assert re.search(r"^  swarmnode join --task last.py --rounds 100 +on a task", shown, re.MULTILINE)
+    assert re.search(r"^  swarmnode join --task last.py --rounds 100 +on your own task", shown, re.MULTILINE)

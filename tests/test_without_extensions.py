@@ -58,14 +58,14 @@ def test_a_node_trains_a_round_without_extensions(heart: Run, quick_model: Path)
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("join", "--pipeline", "ours"), "join = 'pipeline': no such run: there are alone;"),
-        (("join", "--task", "rows.jsonl?reward=http://127.0.0.1:9"), "no such judge: there are none;"),
-        (("join", "--set", "node.monitors=wandb"), "no such monitor: there are none;"),
+        (("join", "--pipeline", "ours"), "join = 'pipeline': no such run; available: alone."),
+        (("join", "--task", "rows.jsonl?reward=http://127.0.0.1:9"), "no such judge; available: none."),
+        (("join", "--set", "node.monitors=wandb"), "no such monitor; available: none."),
         (("join", "--set", "num_generations=8"), "unknown setting 'num_generations' (--set)"),
-        (("join", "--engine", "vllm"), "no such engine: there are auto, embedded;"),
-        (("join", "--task", "rows.jsonl?reward=passes_tests"), "there is no reward 'passes_tests'"),
-        (("join", "--model", "tiny"), "policy.model = 'tiny': no such model: there are none;"),
-        (("join", "--task", "tools.py"), "'turns': no such environment: there are none;"),
+        (("join", "--engine", "vllm"), "no such engine; available: auto, embedded."),
+        (("join", "--task", "rows.jsonl?reward=passes_tests"), "no reward 'passes_tests'"),
+        (("join", "--model", "tiny"), "policy.model = 'tiny': no such model; available: none."),
+        (("join", "--task", "tools.py"), "'turns': no such environment; available: none."),
         (("join", "--task", "reasoning-gym:chain_sum"), "there is no task 'reasoning-gym:chain_sum'"),
     ],
 )
@@ -116,7 +116,7 @@ def test_a_private_swarm_is_never_joined_as_a_public_one(
     model = ("--model", str(quick_model), "--preset", "tiny")
     done = heart("-m", "swarmnode", "join", *named, *model, "--rounds", "1")
     assert done.returncode != 0 and "Traceback" not in done.stderr
-    assert "friends is a private swarm, and nothing here reads its key" in done.stderr
+    assert "friends is a private swarm, and nothing installed can read its key" in done.stderr
     assert "swarmnode.extensions.private_swarms" in done.stderr
 
 
@@ -124,7 +124,7 @@ def test_a_private_swarm_is_never_joined_as_a_public_one(
 def test_a_command_of_a_missing_extension_says_so(command: str, heart: Run) -> None:
     missing = heart("-m", "swarmnode", command)
     assert missing.returncode == 2
-    assert f"`swarmnode {command}` comes with swarmnode.extensions, which are not installed" in missing.stderr
+    assert f"`swarmnode {command}` needs swarmnode.extensions, which is missing" in missing.stderr
 
 
 def test_a_mistyped_command_is_told_from_one_of_a_missing_extension(heart: Run) -> None:

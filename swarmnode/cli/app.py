@@ -31,27 +31,27 @@ DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 SUMMARIES: Mapping[str, str] = {
     "join": "Join a swarm, or start one: ask, answer, share, listen, learn.",
-    "swarm": "Run several nodes on this machine; found a private swarm.",
-    "seed": "Run a steady address that connects others and trains nothing.",
-    "status": "Show what the node that runs here does, learns and waits for.",
-    "pause": "Begin no round behind the one that runs; `pause 2h` ends by itself.",
-    "resume": "Go on after a pause.",
-    "finish": "End the run when the round that runs is done.",
-    "stop": "End the run now, with a checkpoint.",
-    "logs": "Print the story of the node that runs or ran here, and its errors.",
-    "peers": "List the peers of the running node, and what they gave.",
-    "doctor": "Check whether this machine is fit to join, and what to do.",
+    "swarm": "Run several nodes on this machine; create a private swarm.",
+    "seed": "Run a seed: a stable address that connects others and does not train.",
+    "status": "Show what the node running here is doing, learning and waiting for.",
+    "pause": "Pause after the current round; `pause 2h` resumes by itself.",
+    "resume": "Resume after a pause.",
+    "finish": "Stop the node after the current round.",
+    "stop": "Stop the node now, with a checkpoint.",
+    "logs": "Print the log of the node that runs or ran here, and its errors.",
+    "peers": "List the peers of the running node, and what they contributed.",
+    "doctor": "Check whether this machine is ready to join, and what to fix.",
     "eval": "Measure a checkpoint or a model on held-out questions.",
-    "export": "Write the adapter of a checkpoint, or the merged model.",
+    "export": "Save the adapter of a checkpoint, or the merged model.",
     "report": "Write one HTML file about a run: rewards, peers, times, rollouts.",
-    "pull": "Fetch what `export --push` put on a hub, to go on with it here.",
-    "serve": "Answer as OpenAI's API does, with the policy that trains here.",
+    "pull": "Fetch what `export --push` put on a hub, to continue it here.",
+    "serve": "Serve the policy that trains here over an OpenAI-compatible API.",
     "chat": "Talk to the policy that trains here, or to a checkpoint.",
-    "service": "Have the system start a node at boot.",
+    "service": "Install a service that starts a node at boot.",
     "watch": "Show several machines on one screen.",
     "runs": "List the runs of this home; remove one.",
-    "library": "Show, export and import right answers, each verified.",
-    "task": "List, look at, check, try and begin tasks.",
+    "library": "Show, export and import verified right answers.",
+    "task": "List, show, check, try and create tasks.",
     "pipeline": "Plan a pipeline of peers that skips stages.",
     "identity": "Show, back up and restore the key of this node.",
     "config": "Show settings and where they come from.",
@@ -84,8 +84,8 @@ class LazyGroup(TyperGroup):
         """Returns the command of this name. Raises ConfigError for one of ours that is not installed."""
         if cmd_name in SUMMARIES and cmd_name not in self.commands:
             raise ConfigError(
-                f"`swarmnode {cmd_name}` comes with swarmnode.extensions, which are not installed as a whole",
-                hint="install swarmnode again, with all of its folders",
+                f"`swarmnode {cmd_name}` needs swarmnode.extensions, which is missing or incomplete",
+                hint="reinstall swarmnode completely",
             )
         return super().get_command(ctx, cmd_name)
 
@@ -99,7 +99,7 @@ class LazyGroup(TyperGroup):
                 try:
                     others.append((name, self.commands[name].get_short_help_str()))
                 except ConfigError as error:
-                    logger.warning("done without: %s", error)
+                    logger.warning("skipped: %s", error)
         with formatter.section("Commands"):
             formatter.write_dl([*((name, SUMMARIES[name]) for name in ours), *others])
 
@@ -153,14 +153,14 @@ def main() -> None:
             raise
         _complain(
             f"{error.strerror}: {error.filename or 'standard output'}",
-            "free space there, or choose another place",
+            "free space there, or choose another location",
             3,
         )
     except (KeyboardInterrupt, Exception) as error:
         # Ctrl-C while a large library is being imported surfaces as whatever that library makes of it.
         if not _was_interrupted(error):
             raise
-        _complain("stopped before the end", "", INTERRUPTED)
+        _complain("interrupted", "", INTERRUPTED)
 
 
 def _complain(what: str, hint: str, exit_code: int) -> NoReturn:

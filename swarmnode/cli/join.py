@@ -65,7 +65,7 @@ def join(
         list[str] | None,
         typer.Argument(
             metavar="ADDRESS",
-            help="An invitation, or peers to dial, as their `join` printed them. None: a new swarm.",
+            help="An invitation, or peers to dial, as printed by their `join`. None: a new swarm.",
         ),
     ] = None,
     swarm: Annotated[str | None, typer.Option("--swarm", help="Name of the swarm.")] = None,
@@ -78,42 +78,46 @@ def join(
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of draws, sampling and adapter.")] = None,
     engine: Annotated[
         str | None,
-        typer.Option("--engine", metavar="NAME", help="What generates: auto, embedded, vllm or your own."),
+        typer.Option("--engine", metavar="NAME", help="Rollout engine: auto, embedded, vllm or your own."),
     ] = None,
     overlap: Annotated[
         bool | None,
-        typer.Option("--overlap/--no-overlap", help="Generate the next round while this one is trained on."),
+        typer.Option("--overlap/--no-overlap", help="Generate the next round while training on this one."),
     ] = None,
     policies: Annotated[
-        int | None, typer.Option("--policies", help="Policies to train at once on one base model.")
+        int | None, typer.Option("--policies", help="Policies to train at the same time on one base model.")
     ] = None,
     pipeline: Annotated[
         str | None,
-        typer.Option("--pipeline", metavar="NAME", help="Hold a part of a larger model with other members."),
+        typer.Option(
+            "--pipeline",
+            metavar="NAME",
+            help="Train a part of a larger model, with others.",
+        ),
     ] = None,
     port: Annotated[int | None, typer.Option("--port", help="TCP port to listen on.")] = None,
     hours: Annotated[
-        str | None, typer.Option("--hours", help="Hours of the day in which rounds may begin, such as 22-7.")
+        str | None, typer.Option("--hours", help="Hours of the day in which rounds may start, such as 22-7.")
     ] = None,
     power: Annotated[
         str | None,
-        typer.Option("--power", metavar="SHARE", help="Share of the time to work in, such as 60%."),
+        typer.Option("--power", metavar="SHARE", help="Share of the time to work, such as 60%."),
     ] = None,
     max_memory: Annotated[
-        float | None, typer.Option("--max-memory", metavar="GIB", help="Most memory for model and training.")
+        float | None, typer.Option("--max-memory", metavar="GIB", help="Memory limit for model and training.")
     ] = None,
     max_disk: Annotated[
-        float | None, typer.Option("--max-disk", metavar="GIB", help="Most disk that the home takes.")
+        float | None, typer.Option("--max-disk", metavar="GIB", help="Disk limit for the home.")
     ] = None,
     max_upload: Annotated[
-        float | None, typer.Option("--max-upload", metavar="MB", help="Most megabytes a second to others.")
+        float | None, typer.Option("--max-upload", metavar="MB", help="Upload limit in megabytes per second.")
     ] = None,
     max_download: Annotated[
         float | None,
-        typer.Option("--max-download", metavar="MB", help="Most megabytes a second from others."),
+        typer.Option("--max-download", metavar="MB", help="Download limit in megabytes per second."),
     ] = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start the run over; earlier checkpoints are kept aside.")
+        bool, typer.Option("--fresh", help="Start the run over; earlier checkpoints are moved aside.")
     ] = False,
     home: Home = None,
     preset: Preset = None,
@@ -124,8 +128,8 @@ def join(
 
     \b
     swarmnode join                                     a new swarm, on the built-in tasks
-    swarmnode join --task last.py --rounds 100         on a task of your own
-    swarmnode join /ip4/192.168.1.20/tcp/4001/p2p/ID   beside the node that printed this address
+    swarmnode join --task last.py --rounds 100         on your own task
+    swarmnode join /ip4/192.168.1.20/tcp/4001/p2p/ID   the swarm of the node with this address
 
     The last line printed is JSON with rounds, tokens, seconds, reward_first and reward_last; with several
     policies, a list of these and their totals.

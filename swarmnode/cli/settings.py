@@ -17,7 +17,7 @@ from swarmnode.settings.config_layers import Settings, load_settings
 Home = Annotated[
     Path | None, typer.Option("--home", help="Keep identity, checkpoints, logs and cache under this folder.")
 ]
-Preset = Annotated[str | None, typer.Option("--preset", help="Settings by name from configs/, such as tiny.")]
+Preset = Annotated[str | None, typer.Option("--preset", help="Named settings from configs/, such as tiny.")]
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="A TOML file of settings.")]
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="One setting; may be repeated.")
@@ -35,7 +35,7 @@ TaskSpecs = Annotated[
 ]
 RunName = Annotated[
     str | None,
-    typer.Option("--run", metavar="NAME", help="Which run of this home; see `swarmnode runs`."),
+    typer.Option("--run", metavar="NAME", help="A run of this home; see `swarmnode runs`."),
 ]
 Policy = Annotated[
     int,
@@ -43,7 +43,7 @@ Policy = Annotated[
         "--policy",
         min=0,
         max=15,
-        help="Which policy, where this home has several (0: the first, or the only).",
+        help="The policy, if this home has several (0: the first, or the only one).",
     ),
 ]
 Base = Annotated[bool, typer.Option("--base", help="The base model, without the trained adapter.")]
@@ -63,7 +63,7 @@ def invited(
     swarm is put into the home, where it stays (`keeps`). Raises NetworkError."""
     texts = addresses or ()
     if task := next((text for text in texts if text.partition("?")[0].endswith(TASK_ENDINGS)), None):
-        raise ConfigError(f"{task} is no address of a peer", hint=f"did you mean --task {task}?")
+        raise ConfigError(f"{task} is not a peer address", hint=f"did you mean --task {task}?")
     dialled: list[str] = []
     for text in texts:
         if not is_invitation(text):
@@ -114,7 +114,7 @@ def settings_here(
     def loaded(trained: str | None) -> Settings:
         given = flags if trained is None else {**flags, "policy.model": trained}
         found = load_settings(home=home, preset=preset, config_file=config, assignments=set_, flags=given)
-        said = {} if trained is None else {"policy.model": "trained in this home before"}
+        said = {} if trained is None else {"policy.model": "trained in this home earlier"}
         return replace(found, origins={**found.origins, **said})
 
     return with_trained_model(loaded, policy)

@@ -23,10 +23,10 @@ def status(
     home: Home = None,
     json: Json = False,
     healthy: Annotated[
-        bool, typer.Option("--healthy", help="One line; fails where no round is done for too long.")
+        bool, typer.Option("--healthy", help="One line; fails if no round has finished for too long.")
     ] = False,
 ) -> None:
-    """Show what the running node does, learns, hears and waits for; all of it for each of its policies."""
+    """Show what the running node is doing, learning, hearing and waiting for, for each of its policies."""
     paths = resolve_paths(home)
     answers = [ask_status(note, paths) for note in running_nodes(paths)]
     found = [answer for answer in answers if not isinstance(answer, SwarmnodeError)]
@@ -47,7 +47,7 @@ def _say_healthy(found: list[NodeStatus], json: bool) -> None:
     for one in found:
         well, said[one.name] = at_work(one, time.time())
         if not well:
-            raise SwarmnodeError(f"{one.name}: {said[one.name]}", hint="see node.log, and start it again")
+            raise SwarmnodeError(f"{one.name}: {said[one.name]}", hint="see node.log, then restart the node")
     tell(json, said, (f"{name}: {printable(told)}" for name, told in said.items()))
 
 
@@ -59,8 +59,8 @@ def running_nodes(paths: Paths) -> list[RunningNode]:
             paths.running.open().close()
     except PermissionError:
         raise SwarmnodeError(
-            f"nobody else is told whether a node runs here: {paths.running} may not be read",
-            hint="ask as the user who started it, or name your own --home",
+            f"permission denied reading {paths.running}",
+            hint="run this as the user who started the node, or name your own --home",
         ) from None
     running = [note for place in paths.policies() if (note := read_running(place.running)) is not None]
     if not running:
@@ -69,14 +69,15 @@ def running_nodes(paths: Paths) -> list[RunningNode]:
 
 
 def _not_running(paths: Paths) -> SwarmnodeError:
-    """Nobody home, or somebody who is still getting dressed: the identity is locked from the first moment.
-    The lock is only looked at: whoever took it for that would keep a node from starting."""
+    """No node, or one that is still starting, which locks the identity first. The lock is only looked at:
+    taking it here could keep a node from starting."""
     lock = IdentityLock(paths.identity).path
     with suppress(OSError, ValueError, psutil.Error):
         holder = psutil.Process(int(lock.read_text()))
         if any(lock.samefile(file.path) for file in holder.open_files()):
             said = f"a node is starting: process {holder.pid} holds this identity"
-            return SwarmnodeError(said, hint="ask again in some seconds")
+            return SwarmnodeError(said, hint="try again in a few seconds")
     return SwarmnodeError(
-        "no node is running here", hint="start one with `swarmnode join`, or name its --home"
+        "no node is running here",
+        hint="start one with `swarmnode join`, or pass the --home of a running node",
     )

@@ -34,12 +34,12 @@ class Reason(StrEnum):
 
     # A header was not taken in.
     BANNED = "banned"
-    """Its author is not listened to for now: its score fell below 20."""
+    """Its author is banned for now: its score fell below 20."""
     # Honest peers keep to nine tenths of their allowance; a network that held messages back may bunch them.
     RATE_LIMITED = "rate_limited", 0.05, "too many from one peer"
     """Its author announces more than HEADERS_PER_S."""
-    OVER_CAPACITY = "over_capacity", 0, "more than we can hear"
-    """All authors together announce more than we hear."""
+    OVER_CAPACITY = "over_capacity", 0, "more than we can process"
+    """All authors together announce more than we can process."""
     TOO_LARGE = "too_large", 10
     """Over a bound of exchange/limits.py; of our own, a reward too large to claim."""
     # No honest host lets one go, and its author signed it.
@@ -48,11 +48,11 @@ class Reason(StrEnum):
     MALFORMED = "malformed", 10
     """A header or page that does not decode."""
     BAD_PEER_ID = "bad_peer_id", 10
-    """The name of its author is not a peer id."""
+    """Its author's name is not a peer id."""
     BAD_SIGNATURE = "bad_signature", 20
     """It is not signed by its author."""
     SENDER_MISMATCH = "sender_mismatch", 20
-    """Somebody else than its author sent it."""
+    """A peer other than its author sent it."""
     NOT_A_PUBLISHER = "not_a_publisher"
     """The founder of this private swarm does not let its author publish."""
     OTHER_PROTOCOL = "other_protocol"
@@ -71,35 +71,35 @@ class Reason(StrEnum):
     """Its author's clock is ahead of ours by more than MAX_CLOCK_SKEW_S."""
     NO_SPREAD = "no_spread", 0, "claimed equal rewards"
     """By its author's own account all rewards are equal."""
-    OVERSIZED = "oversized", 0, "larger than we take"
-    """A body of so many bytes only holds answers longer than rollout.max_tokens."""
+    OVERSIZED = "oversized", 0, "larger than we accept"
+    """A body of this size can only hold answers longer than rollout.max_tokens."""
     DUPLICATE = "duplicate", 0, "heard before"
     """We heard it before."""
     BEFORE_OUR_TIME = "before_our_time", 0, "older than this node"
-    """It is older than this start of the node, which may have heard it before."""
+    """It is older than this start of the node, and may have been heard before it."""
 
-    # A body could not be had.
+    # A body could not be fetched.
     UNAVAILABLE = "unavailable", 0, "could not be fetched"
-    """Nobody who was asked for the body had it, or could be reached."""
+    """No peer that we asked for the body had it, or could be reached."""
     TIMEOUT = "timeout", 0, "fetched too slowly"
     """The body did not come in time."""
     # Whoever hands it over knows its hash: nobody does so by mistake, and each costs the peer a pause, too.
     WRONG_BODY = "wrong_body", 25
-    """The bytes that came do not have the hash that the header names."""
+    """The bytes received do not have the hash in the header."""
 
-    # A body was had and not accepted.
+    # A body was fetched and not accepted.
     BAD_COMPRESSION = "bad_compression", 20
-    """The body is not one frame of zstd, or longer than it says."""
+    """The body is not one zstd frame, or longer than it states."""
     MALFORMED_BODY = "malformed_body", 20
     """The body does not decode, or has turns where the task has none."""
     BODY_MISMATCH = "body_mismatch", 20
     """The body names another author, example or number of answers than its header."""
-    NOT_DRAWABLE = "not_drawable", 10, "no such question here"
+    NOT_DRAWABLE = "not_drawable", 10, "question not in our copy of the task"
     """Our copy of the task has no such example."""
     NO_TOKENS = "no_tokens", 10
     """All of its answers are empty."""
     # Honest peers may have other limits or tokenizers, or say the same by chance.
-    TOO_LONG = "too_long", 4, "answers longer in our tokenizer than we take (rollout.max_tokens)"
+    TOO_LONG = "too_long", 4, "answers longer in our tokenizer than we accept (rollout.max_tokens)"
     """Half of its answers or more have more tokens in our tokenizer than our rollout.max_tokens."""
     # Environments that draw by lot where they promise not to are somebody's mistake, not an attack.
     UNPLAYABLE = "unplayable", 4
@@ -107,10 +107,10 @@ class Reason(StrEnum):
     # An author's own limit of turns may end an honest episode.
     UNFINISHED = "unfinished", 1
     """Half of its episodes or more did not come to their end."""
-    LONG_PROMPT = "long_prompt", 0, "questions longer than we take (rollout.max_prompt_tokens)"
-    """The question is longer than we take in our tokens (rollout.max_prompt_tokens)."""
+    LONG_PROMPT = "long_prompt", 0, "questions longer than we accept (rollout.max_prompt_tokens)"
+    """The question has more of our tokens than we accept (rollout.max_prompt_tokens)."""
     COPIED = "copied"
-    """The same answers came before, under this name or another."""
+    """The same answers came earlier, from this author or another."""
     UNSCORABLE = "unscorable", 0, "our judge gave no score"
     """Our judge gave no score: its code raised, or its process ended."""
     # Our judge or environment may be slow for everybody. The time itself comes out of an allowance, so that
@@ -125,20 +125,20 @@ class Reason(StrEnum):
     """Our judge had no time for any of its answers."""
     ZERO_ADVANTAGE = "zero_advantage", 0, "equal rewards"
     """Our judge gives all of its answers the same reward."""
-    INTERNAL = "internal", 4, "a defect of ours"
-    """A defect of ours: its traceback is in the log."""
+    INTERNAL = "internal", 4, "internal error"
+    """An internal error of this node; its traceback is in the log."""
 
     # It was accepted all the same, and counted.
     # Judges that run code may flicker; a node that lies does it in every group.
     FALSE_CLAIM = "false_claim", 10, "claimed other rewards than ours"
-    """It is used, but our judge gives other rewards than its author claimed."""
+    """It is used, but our judge gives different rewards than its author claimed."""
 
     # It waited and was never drawn.
     STALE = "stale", 0, "too old to train on"
     """It waited too long to be trained on."""
     CROWDED_OUT = "crowded_out", 0, "not needed, newer ones took their place"
     """Newer ones took its place: there was enough, or its author is paused (`swarmnode peers`)."""
-    OVER_SHARE = "over_share", 0, "too many of one author"
+    OVER_SHARE = "over_share", 0, "too many from one author"
     """Its author has its share of what waits (MAX_AUTHOR_SHARE)."""
 
     # A request to us was not answered.
@@ -156,8 +156,8 @@ class Reason(StrEnum):
     """It has fewer or more answers than a group may."""
     PRIVATE = "private", 0, "stays at home"
     """Our rollouts stay at home (tasks.private), or those of this task."""
-    PACED = "paced", 0, "more than others would hear"
-    """Others would not hear more of us in this time."""
+    PACED = "paced", 0, "more than others would accept"
+    """Others would not accept more from us in this time."""
     HOST_DOWN = "host_down", 0, "the network was down"
     """The network was down."""
 

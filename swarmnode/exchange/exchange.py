@@ -135,7 +135,7 @@ class Exchange:
         )
         self.library = None if shelf is None else Borrower(context, shelf, self._bodies, self._fetcher)
         """Right answers that can be had later. None: this node takes no part in it."""
-        self._gate = ConnectionGate(host, self._ledger.banned_for_s, self._bodies.is_connected_to)
+        self._gate = ConnectionGate(host, self._ledger.banned_for_s, self._bodies.set_connected)
         self._record_path = record
         self._recorder = None if record is None else Recorder(record, self._record)
         self._group = asyncio.TaskGroup()
@@ -143,9 +143,9 @@ class Exchange:
     async def __aenter__(self) -> Self:
         if self._host.peer_id != self._key.peer_id:
             raise IdentityError(
-                f"the host runs as {self._host.peer_id} but the key is {self._key.peer_id}",
-                hint="headers are believed only from their author: the host that network.transport names"
-                " has to run with the key of the file that it was made with",
+                f"the host runs as {self._host.peer_id}, but the key is {self._key.peer_id}",
+                hint="headers are accepted only from their author: the host of network.transport must use the"
+                " key file that it was given",
             )
         await self._remember()
         if self.library is not None:
@@ -176,7 +176,7 @@ class Exchange:
 
         The other policies of this process have them directly, and where nobody else is, that is all.
         """
-        self._fetcher.has_answered(group.example.key for group in groups)
+        self._fetcher.note_answered(group.example.key for group in groups)
         await self._publisher.publish(groups)
 
     async def collect(self, j: int, policy_version: int, deadline_s: float) -> list[RolloutGroup]:
@@ -206,7 +206,7 @@ class Exchange:
         """Finds at most `count` examples that others asked for help with and that we should answer, too; none
         comes twice, and none that we have answered."""
         wanted = self._publisher.helping.to_try(count, self._fetcher.answered)
-        self._fetcher.has_answered(wanted)
+        self._fetcher.note_answered(wanted)
         return wanted
 
     def prefer(self, needs: Mapping[str, float]) -> None:
@@ -264,7 +264,7 @@ class Exchange:
                 await self.library.pages.serve()
             await self._gossip.subscribe()
         except NetworkError as error:
-            logger.info("rollouts are not shared yet: %s", error)
+            logger.info("not sharing rollouts yet: %s", error)
             return False
         return True
 
@@ -321,5 +321,5 @@ def _check_names(tasks: Mapping[str, Task]) -> None:
         if not (0 < len(name) <= MAX_NAME_CHARS and 0 < len(task.version) <= MAX_NAME_CHARS):
             raise ConfigError(
                 f"task {name} {task.version} cannot be exchanged: its name or version is empty or too long",
-                hint=f"at most {MAX_NAME_CHARS} characters each",
+                hint=f"use 1 to {MAX_NAME_CHARS} characters for each",
             )

@@ -93,10 +93,10 @@ class Family:
         if strange := sorted(set(_layer_types(config)) - {FULL, SLIDING}):
             return f"it has layers of type {', '.join(strange)}"
         if self.windows == "none" and SLIDING in _layer_types(config):
-            return f"it attends through a sliding window, which {self.model_type} is not known to do"
+            return f"it uses a sliding window, which is not supported for {self.model_type}"
         for field in self.must_be_off:
             if getattr(config, field, None):
-                return f"its {field} is {getattr(config, field)}, which is not known here"
+                return f"its {field} is {getattr(config, field)}, which is not supported"
         return next(filter(None, map(_why_not_rope, self._ropes(config))), None)
 
     def window_of(self, config: Any, layer: int) -> int | None:
@@ -187,8 +187,8 @@ def _layer_types(config: Any) -> tuple[str, ...]:
 def _why_not_rope(rope: Any) -> str | None:
     kind = rope["rope_type"]
     if kind in GROWING_ROPES:
-        return f"its rotary scaling {kind} changes with the length of a sequence"
-    return None if kind in FIXED_ROPES else f"its rotary scaling {kind} is not known here"
+        return f"its rotary scaling {kind} depends on the sequence length"
+    return None if kind in FIXED_ROPES else f"its rotary scaling {kind} is not supported"
 
 
 GEMMA_NORMS = NormNames(

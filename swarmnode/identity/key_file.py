@@ -54,7 +54,7 @@ def keep_secret(path: Path, descriptor: int) -> None:
             f"other users of this machine can read {path} (mode {mode:04o})", hint=f"run: chmod 600 {path}"
         ) from error
     logger.warning(
-        "other users could read %s (mode %04o); it is now yours alone. If one may have, make a new key",
+        "other users could read %s (mode %04o); its mode is now fixed. If one may have, make a new key",
         path,
         mode,
     )

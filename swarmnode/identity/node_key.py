@@ -16,7 +16,7 @@ KEY_FILE_BYTES = 68
 
 _KEY_FILE_PREFIX = bytes.fromhex("08011240")
 
-RESTORE_HINT = "put your backup back, or move the file away and start again under a new identity"
+RESTORE_HINT = "restore your backup, or move the file away to start with a new identity"
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,6 @@ class NodeKey:
         key = cls(data[4 : 4 + SEED_BYTES])
         if data[4 + SEED_BYTES :] != key.public_bytes:
             raise IdentityError(
-                "the key is damaged: its public half does not belong to its seed", hint=RESTORE_HINT
+                "the key is damaged: its public half does not match its seed", hint=RESTORE_HINT
             )
         return key

@@ -24,7 +24,7 @@ NVIDIA_SMI_COLUMNS = (
     "memory.total,memory.free,index,uuid,driver_version,name",
 )
 """Columns of nvidia-smi. The name comes last, since it may hold a comma. Drivers before 510 refuse to tell a
-capability: a number of the card stands in its place, which is no decimal."""
+capability: a number of the card stands in its place, which is not a decimal."""
 LEAST_DRIVERS = {11: "450.80", 12: "525.60", 13: "580.65"}
 """Oldest Linux driver for builds of each major version of CUDA."""
 CGROUP = Path("/sys/fs/cgroup")
@@ -174,7 +174,7 @@ def card_for(number: int, gpus: tuple[Gpu, ...], torch: TorchCuda | None, visibl
     if torch is None or torch.uuids is None:
         return _idle_card(first, torch)
     if number >= len(torch.uuids):
-        return Card(None, f"there is no card {number}: torch sees {len(torch.uuids)}", "see `nvidia-smi -L`")
+        return Card(None, f"no card {number}: torch sees {len(torch.uuids)}", "see `nvidia-smi -L`")
     by_uuid = [gpu for gpu in gpus if gpu.uuid and _same_uuid(gpu.uuid, torch.uuids[number])]
     # A part of a card (MIG) has a number of its own, which the driver's list does not show.
     found = by_uuid or list(allowed[number : number + 1])
@@ -193,7 +193,7 @@ def _idle_card(gpu: Gpu, torch: TorchCuda | None) -> Card:
         return Card(
             None,
             f"{gpu.name} is not used: torch {torch.version} is a build without CUDA",
-            "install a torch that is built for CUDA, or say --set policy.device=cpu",
+            "install a CUDA build of torch, or pass --set policy.device=cpu",
         )
     least = LEAST_DRIVERS.get(int(torch.built_for.partition(".")[0]), "")
     if least and gpu.driver and _major(gpu.driver) < _major(least):
@@ -208,7 +208,7 @@ def _idle_card(gpu: Gpu, torch: TorchCuda | None) -> Card:
         None,
         f"{gpu.name} is not used: torch {torch.version}, built for CUDA {torch.built_for}, cannot start CUDA"
         f" with driver {gpu.driver or 'of unknown version'}{why}",
-        "see what `python -c 'import torch; torch.cuda.init()'` says",
+        "see the output of `python -c 'import torch; torch.cuda.init()'`",
     )
 
 

@@ -157,7 +157,7 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     `mode`: its permissions, from its first moment. Raises OSError, with the file's name, also for a device in
     its place."""
     if path.exists() and not path.is_file():
-        raise OSError(errno.EEXIST, "it is there and is no file", str(path))
+        raise OSError(errno.EEXIST, "it exists and is not a file", str(path))
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -182,11 +182,11 @@ def read_kept(path: Path, what: str, read: Callable[[bytes], T], most_bytes: int
     except FileNotFoundError:
         return None
     except (OSError, ValueError, msgspec.MsgspecError, SwarmnodeError) as error:
-        logger.warning("%s: damaged and set aside, to begin anew: %s (%s)", what, error, path)
+        logger.warning("%s: damaged; moved aside, starting without it: %s (%s)", what, error, path)
     try:
         path.replace(path.with_name(f"{path.name}.damaged"))
     except OSError as error:
-        logger.warning("the damaged file %s cannot be set aside: %s", path, error.strerror)
+        logger.warning("cannot move the damaged file %s aside: %s", path, error.strerror)
     return None
 
 
@@ -203,7 +203,7 @@ def whole_folder(target: Path, *, replaces: bool = True) -> Generator[Path]:
         sync(aside)
         if target.exists():
             if not replaces:
-                raise FileExistsError(errno.EEXIST, "it exists already", str(target))
+                raise FileExistsError(errno.EEXIST, "it already exists", str(target))
             target.rename(old)
         try:
             aside.rename(target)

@@ -118,7 +118,7 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
         if is_out_of_memory(error):
             raise ModelError(
                 f"{spec} does not fit into memory: {_first_line(error)}",
-                hint="choose a smaller --model; `swarmnode doctor` prints what one takes",
+                hint="choose a smaller --model; `swarmnode doctor` prints how much memory one needs",
             ) from error
         raise cannot_load(spec, error) from error
     if tokenizer.eos_token_id is None:
@@ -144,7 +144,7 @@ def _load_tokenizer(spec: str, source: str, local: bool) -> Any:
     except Exception as error:  # A broken tokenizer.json is a bare Exception of the tokenizers library.
         # Behind "one of" follow lines on what transformers would convert.
         why = _first_line(error).partition(" from one of")[0]
-        raise ModelError(f"{spec} has no tokenizer that can be read: {why}", hint=advice) from error
+        raise ModelError(f"cannot read the tokenizer of {spec}: {why}", hint=advice) from error
     if not _ordinary_ids(tokenizer):  # Of some families transformers builds an empty one without any file.
         raise ModelError(f"{spec} has no tokenizer", hint=advice)
     return tokenizer
@@ -161,22 +161,22 @@ def _check_loaded(loaded: LoadedModel, found: Mapping[str, Any]) -> None:
     `found`: what transformers says of the load."""
     wrong = [
         *(
-            f"{name} has the shape {tuple(shape)}, and {tuple(expected)} is expected"
+            f"{name} has the shape {tuple(shape)}, expected {tuple(expected)}"
             for name, shape, expected in found["mismatched_keys"]
         ),
         # Quantized weights have other names in files than in memory.
-        *(f"{name} is not in its files" for name in found["missing_keys"] if not loaded.is_quantized),
+        *(f"{name} is missing from its files" for name in found["missing_keys"] if not loaded.is_quantized),
     ]
     if wrong:
         raise ModelError(
-            f"{loaded.name} is not the model of its config.json: {min(wrong)}",
-            hint="take the config.json and all weights of the same model",
+            f"{loaded.name} does not match its config.json: {min(wrong)}",
+            hint="use the config.json and all weights of the same model",
         )
     rows = len(loaded.model.get_input_embeddings().weight)
     if (last := max(_ordinary_ids(loaded.tokenizer))) >= rows:
         raise ModelError(
-            f"the tokenizer of {loaded.name} has ids up to {last}, and the model's embedding {rows} rows",
-            hint="take the tokenizer and the weights of the same model",
+            f"the tokenizer of {loaded.name} has ids up to {last}, but the model's embedding has {rows} rows",
+            hint="use the tokenizer and the weights of the same model",
         )
 
 

@@ -104,7 +104,7 @@ def token_budget(
     most = max(most, longest_sequence)
     if free_bytes is None or cost is None:
         tokens = wanted or max(min(most, UNKNOWN_TOKENS), longest_sequence)
-        why = "as set" if wanted else "what this model needs is not known"
+        why = "as set" if wanted else "this model's memory needs are unknown"
         return TokenBudget(tokens, checkpointing == "on", f"{tokens} tokens: {why}")
     room = free_bytes * (1 - HEADROOM) - cost.fixed
     needed = max(wanted or 0, longest_sequence)

@@ -48,7 +48,7 @@ class TokenSlots:
     token_of_slot_P: Tensor
     """Token that fills each slot. A pad repeats its run's last token."""
     slot_of_token_T: Tensor
-    """First slot of every token that is no pad."""
+    """First slot of every token that is not padding."""
     again: tuple[Tensor, Tensor] | None
     """Further slots that are no pads, and the tokens in them. None: nothing is shared."""
 

@@ -30,12 +30,12 @@ def folder_of_model(model: Any, tokenizer: Any, models: Path) -> Path:
         hint = f"pass a name, a folder, or {_CAUSAL}.from_pretrained(...)"
         if hasattr(model, "merge_and_unload"):
             hint = "pass model.merge_and_unload(), or the base without an adapter"
-        raise ModelError(f"a {type(model).__name__} is no model", hint=hint)
+        raise ModelError(f"a {type(model).__name__} is not a model", hint=hint)
     if not model.can_generate():
-        raise ModelError(f"a {type(model).__name__} does not generate", hint=f"load it with {_CAUSAL}")
+        raise ModelError(f"a {type(model).__name__} cannot generate", hint=f"load it with {_CAUSAL}")
     if getattr(model, "peft_config", None) or getattr(model, "_hf_peft_config_loaded", False):
         raise ModelError(
-            "this model has an adapter on it", hint="pass model.merge_and_unload(), or the base without one"
+            "this model has an adapter", hint="pass model.merge_and_unload(), or the base without one"
         )
     if getattr(model, "hf_quantizer", None) is not None:
         raise ModelError(
@@ -44,7 +44,7 @@ def folder_of_model(model: Any, tokenizer: Any, models: Path) -> Path:
     named = str(model.config.name_or_path or "")
     tokenizer = _tokenizer_of(named) if tokenizer is None else tokenizer
     if not callable(getattr(tokenizer, "save_pretrained", None)) or not hasattr(tokenizer, "encode"):
-        raise ModelError(f"a {type(tokenizer).__name__} is no tokenizer", hint="pass an AutoTokenizer")
+        raise ModelError(f"a {type(tokenizer).__name__} is not a tokenizer", hint="pass an AutoTokenizer")
     short = _SAFE.sub("-", Path(named).name)[:40].strip(".-") or type(model).__name__
     folder = models / f"{short}-{_digest(model, tokenizer)}"
     if not folder.exists():
@@ -62,7 +62,7 @@ def _tokenizer_of(named: str) -> Any:
         return AutoTokenizer.from_pretrained(named, trust_remote_code=False)
     except (OSError, ValueError, ImportError) as error:
         raise ModelError(
-            f"there is no tokenizer for a model of the name {named!r}", hint="pass tokenizer=..., too"
+            f"no tokenizer found for the model name {named!r}", hint="also pass tokenizer=..."
         ) from error
 
 
@@ -102,6 +102,6 @@ def _write(model: Any, tokenizer: Any, folder: Path) -> None:
     except OSError as error:
         if (folder / "config.json").exists():
             return
-        raise StorageError(f"cannot write {folder}: {error}", hint="check the disk and the home") from error
+        raise StorageError(f"cannot write {folder}: {error}", hint="check the disk and --home") from error
     finally:
         shutil.rmtree(aside, ignore_errors=True)

@@ -20,6 +20,6 @@ def only_from_disk(source: str) -> bool:
     if isinstance(try_to_load_from_cache(source, "config.json"), str):
         return True
     raise ModelError(
-        f"{source} is not on this disk, and the hub cannot be asked for it: {trouble}",
+        f"{source} is not on this disk, and the hub cannot be reached: {trouble}",
         hint="check the name and the connection (over a slow one: `hf download` first), or try --model tiny",
     )

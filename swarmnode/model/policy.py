@@ -10,7 +10,7 @@ Which layers LoRA changes is decided from the model's structure alone. A model w
 layers: dense ones (attention, shared MLP), experts, of which a token sees a few, and routers, which choose
 those. Only dense ones are changed unless somebody says more: what an expert learns from a handful of tokens,
 or a router that moves under the engine, is not what GRPO measured. transformers 5 keeps the experts of most
-families as one stacked weight, which is no linear layer at all.
+families as one stacked weight, which is not a linear layer.
 """
 
 import warnings
@@ -132,12 +132,12 @@ class Policy:
         try:
             tensors = load_file(str(folder / "adapter_model.safetensors"))
         except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"the adapter in {folder} cannot be read: {error}") from error
+            raise CheckpointError(f"cannot read the adapter in {folder}: {error}") from error
         ours = self.adapter()
         if {n: t.shape for n, t in tensors.items()} != {n: t.shape for n, t in ours.items()}:
             raise CheckpointError(
-                f"the adapter in {folder} has other layers or another rank than this policy",
-                hint="use the settings it was trained with, begin a run beside it (--run NAME), or start over"
+                f"the adapter in {folder} has different layers or another rank than this policy",
+                hint="use the settings it was trained with, start another run (--run NAME), or start over"
                 " with --fresh (nothing is deleted)",
             )
         set_peft_model_state_dict(self.peft_model, tensors, adapter_name=self.adapter_name)
@@ -170,7 +170,7 @@ def _with_adapter(base: LoadedModel, lora: Any, name: str, beside: Policy | None
         beside.peft_model.add_adapter(name, lora)
     except ValueError as error:
         raise ModelError(
-            f"PEFT puts no adapter on {base.name} ({base.family}): {error}",
+            f"PEFT cannot add an adapter to {base.name} ({base.family}): {error}",
             hint="set policy.lora_targets to other layers, or choose another --model",
         ) from error
     return beside.peft_model
@@ -188,7 +188,7 @@ ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
 def find_targets(model: nn.Module, wanted: Sequence[str] = (AUTO,)) -> LoraTargets:
     """Returns the layers that `policy.lora_targets` selects in this model, which may be without weights.
 
-    Raises ModelError if there are none, or if a name is no layer that LoRA can change here.
+    Raises ModelError if there are none, or if a name is not a layer that LoRA can change here.
 
     >>> find_targets(model, ["auto"]).describe()                                      # doctest: +SKIP
     'k_proj, o_proj, q_proj, v_proj; experts, routers are left out'
@@ -220,7 +220,7 @@ def _named(linear: Collection[str], wanted: Sequence[str], family: str) -> list[
             known = ", ".join(sorted({_last(layer) for layer in linear})) or "none"
             raise ModelError(
                 f"policy.lora_targets: {family} has no linear layer {name} that LoRA could change",
-                hint=f"there are {known}; auto takes those that suit",
+                hint=f"it has {known}; auto selects suitable ones",
             )
         found += [layer for layer in meant if layer not in found]
     return found

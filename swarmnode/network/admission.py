@@ -76,7 +76,7 @@ def file_of(folder: Path, name: str) -> Path:
 def _admissions(name: str) -> Admissions:
     if "key" not in ours("admission"):
         raise ConfigError(
-            f"{name} is a private swarm, and nothing here reads its key",
-            hint="that comes with swarmnode.extensions.private_swarms: install swarmnode as a whole",
+            f"{name} is a private swarm, and nothing installed can read its key",
+            hint="it needs swarmnode.extensions.private_swarms: reinstall swarmnode completely",
         )
     return find("admission", "key")

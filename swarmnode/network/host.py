@@ -1,8 +1,8 @@
-"""The seam between us and any network: what a node may ask of the host it runs on.
+"""The seam between us and any network: what a node may ask of its host.
 
 node, exchange -> [Host] -> memory_network.py (one process, for tests) | p2pd_host.py (go-libp2p daemon)
 
-A host may lose its daemon and get it back. While it is down, calls that need it raise HostDown at once;
+A host may lose its daemon and restart it. While it is down, calls that need it raise HostDown immediately;
 subscriptions and served protocols survive and work again afterwards, so callers never re-register.
 """
 
@@ -11,48 +11,49 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol, Self
 
 MAX_GOSSIP_BYTES = 64 * 1024
-"""Well below GossipSub's 1 MiB, over which go-libp2p drops silently. Headers are under 1 KiB anyway."""
+"""Well below GossipSub's limit of 1 MiB, above which go-libp2p drops messages silently. Headers are under
+1 KiB."""
 
 HostState = Literal["starting", "up", "restarting", "closed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A gossip message. `sender` signed it at the libp2p layer; who forwarded it does not matter."""
+    """A gossip message. `sender` signed it at the libp2p layer; the forwarding peer does not matter."""
 
     topic: str
     sender: str
     data: bytes
     oversized: bool = False
-    """True if the message was longer than MAX_GOSSIP_BYTES, which no honest host lets pass. `data` is empty
-    then, and the reader of the topic decides about the sender."""
+    """True if the message was longer than MAX_GOSSIP_BYTES, which no honest host sends. `data` is then empty,
+    and the reader of the topic decides what to do about the sender."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostStatus:
-    """The state of the network for a screen. Times are seconds since the epoch."""
+    """The state of the network, for display. Times are in seconds since the epoch."""
 
     state: HostState
     since: float
     restarts: int
     detail: str
-    """One sentence on the reason for the state. Empty: there is nothing to say."""
+    """The reason for the state, in one sentence. Empty: none."""
     memory_restarts: int = 0
-    """Number of daemons replaced because they had grown too large; `restarts` does not count them."""
+    """Number of daemons replaced because they had grown too large; not included in `restarts`."""
     skipped: Mapping[str, int] = field(default_factory=dict[str, int])
     """Number of messages from peers that could not be used, by cause (rpc.py)."""
     private: bool = False
     """True if only holders of the swarm's key can take part (private_host.py)."""
     relays_for_others: bool = False
-    """True if the host takes connections for peers that nobody can dial (relaying.py)."""
+    """True if the host relays connections for peers that nobody can dial (relaying.py)."""
 
 
 Handler = Callable[[str, bytes], Awaitable[bytes]]
-"""Called with (peer id, request bytes); returns the response bytes. Raising resets the stream."""
+"""Called with (peer id, request bytes); returns the response bytes. An exception resets the stream."""
 
 
 class Subscription(Protocol):
-    """An endless stream of messages of one topic; our own messages are not among them.
+    """An endless stream of messages of one topic, without our own.
 
     The queue behind it is bounded: a reader that is too slow loses the oldest messages.
     """
@@ -70,7 +71,7 @@ class Host(Protocol):
     """One identity on the network. `async with host:` starts and stops it; constructors do nothing.
 
     Peers are named by their libp2p peer id in base58. Addresses are multiaddrs as text that end in
-    `/p2p/<peer id>`. Every call has a deadline; NetworkError and its children are all that they raise.
+    `/p2p/<peer id>`. Every call has a deadline and raises only NetworkError and its subclasses.
     """
 
     @property
@@ -78,7 +79,7 @@ class Host(Protocol):
 
     @property
     def may_publish(self) -> Container[str] | None:
-        """Container of the peer ids whose groups are accepted, in a private swarm. None: anyone's."""
+        """The peer ids whose groups are accepted, in a private swarm. None: all."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -88,7 +89,7 @@ class Host(Protocol):
     def status(self) -> HostStatus: ...
 
     async def addresses(self) -> tuple[str, ...]:
-        """Returns the addresses at which others may dial us, each ending in `/p2p/<peer id>`."""
+        """Returns the addresses at which others can dial us, each ending in `/p2p/<peer id>`."""
         ...
 
     async def peers(self) -> tuple[str, ...]:
@@ -96,8 +97,8 @@ class Host(Protocol):
         ...
 
     async def far_ends(self) -> dict[str, tuple[str, ...]]:
-        """Returns the addresses, without /p2p/, at which the network sees each connected peer, one for each
-        connection. For a peer behind a router they are the router's."""
+        """Returns the remote addresses of each connected peer, without /p2p/, one for each connection. For a
+        peer behind a router they are the router's."""
         ...
 
     async def connect(self, address: str, *, timeout_s: float = 10.0) -> str:
@@ -105,22 +106,22 @@ class Host(Protocol):
         ...
 
     async def disconnect(self, peer_id: str, *, barred_s: float = 0.0) -> None:
-        """Closes every connection to a peer, if there is any.
+        """Closes all connections to a peer, if there are any.
 
-        With `barred_s` the peer is kept away for so many seconds: disconnected again when it comes back, its
-        streams refused, neither dialled nor remembered (PeerUnreachable). The bar holds also while the host
-        is down. The peer's gossip still comes in through others.
+        With `barred_s` the peer is also barred for that many seconds: it is disconnected whenever it comes
+        back, its streams are refused, and it is neither dialled nor remembered (PeerUnreachable). The bar
+        remains while the host is down. The peer's gossip still arrives through others.
         """
         ...
 
     async def publish(self, topic: str, data: bytes) -> None:
-        """Gossips `data` (at most MAX_GOSSIP_BYTES). Succeeds also if nobody listens."""
+        """Gossips `data` (at most MAX_GOSSIP_BYTES). Succeeds even if nobody listens."""
         ...
 
     async def subscribe(self, topic: str, *, queue_size: int = 1024) -> Subscription: ...
 
     async def serve(self, protocol: str, handler: Handler, *, max_request_bytes: int) -> None:
-        """Answers requests of `protocol`. A larger request is refused before it is read into memory.
+        """Answers requests of `protocol`. A request over the limit is refused before it is read into memory.
 
         Serving a protocol again replaces its handler.
         """
@@ -134,12 +135,12 @@ class Host(Protocol):
         ...
 
     async def advertise(self, namespace: str, *, timeout_s: float = 10.0) -> None:
-        """Announces in the routing table (Kademlia provider record) that we belong to `namespace`.
+        """Announces in the routing table (a Kademlia provider record) that we belong to `namespace`.
 
-        Raises PeerUnreachable when there was no peer to keep the record.
+        Raises PeerUnreachable if there is no peer to store the record.
         """
         ...
 
     async def find(self, namespace: str, *, limit: int = 16, timeout_s: float = 10.0) -> tuple[str, ...]:
-        """Addresses of at most `limit` peers that advertised `namespace`, ourselves left out."""
+        """Returns addresses of at most `limit` other peers that advertised `namespace`."""
         ...

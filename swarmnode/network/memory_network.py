@@ -257,7 +257,7 @@ class MemoryHost:
     async def connect(self, address: str, *, timeout_s: float = 10.0) -> str:
         self._check_up()
         if split_peer(address)[1] in self._barred:
-            raise PeerBarred(f"{address} is banned by us for a while")
+            raise PeerBarred(f"we banned {address} for a while")
         return self._network.dial(self._peer_id, address)
 
     async def disconnect(self, peer_id: str, *, barred_s: float = 0.0) -> None:

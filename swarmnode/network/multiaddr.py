@@ -266,7 +266,7 @@ def _split(address: str) -> Iterator[Component]:
     words = iter(address[1:].split("/"))
     for name in words:
         if name not in _CODES:
-            raise _malformed(address, f"{name!r} is not a protocol we know")
+            raise _malformed(address, f"{name!r} is not a known protocol")
         if name in _WITHOUT_VALUE:
             yield name, ""
             continue

@@ -38,7 +38,7 @@ class SkipCounters:
         """Counts one. `story` describes it and may quote a peer."""
         self._counts[cause] += 1
         if self._counts[cause] == 1:
-            logger.warning("skipped what a peer sent: %s; more of these (%s) are only counted", story, cause)
+            logger.warning("skipped data from a peer: %s; more of these (%s) are only counted", story, cause)
 
     def counts(self) -> dict[str, int]:
         """Returns the counts of the causes that occurred."""

@@ -24,7 +24,7 @@ LEAST_ANSWERS = 32
 """Right answers of libraries with which it begins: fewer are learnt beside the usual rounds."""
 
 KNOWN_SHARE = 0.5
-"""Share of a full book with which a node is no newcomer, whatever libraries have beside it."""
+"""Share of a full book from which a node is not a newcomer, whatever libraries have in addition."""
 
 OWN_SHARE = 8
 """One group is sampled of so many."""
@@ -199,11 +199,11 @@ def told(before: CatchingUp, now: CatchingUp, lenders: int, authors: int) -> str
     source = f"{now.answers} right answers of {authors} authors, from {where}"
     if now.phase == "on":
         return (
-            f"catching up with {source}: rounds have few groups of our own and much of the book in them"
-            " as long as our reward rises"
+            f"catching up with {source}: rounds replay more of the book and sample fewer groups"
+            " while our reward rises"
         )
     first, last = fmean(now.rewards[:WINDOW]), fmean(now.rewards[-WINDOW:])
-    rewards = f"reward {first:.2f} at first, {last:.2f} now"
+    rewards = f"reward was {first:.2f}, is now {last:.2f}"
     return f"caught up in {now.rounds} rounds: {rewards}; {worth(now)} ({source})"
 
 
@@ -211,5 +211,5 @@ def worth(now: CatchingUp) -> str:
     """Return what the answers of libraries are worth in rounds, in words."""
     rounds = now.rounds_worth
     if rounds is None:
-        return "we had found nothing of it ourselves"
+        return "we had found none of it ourselves"
     return f"our own sampling would have needed {rounds:.0f} rounds to find as much"

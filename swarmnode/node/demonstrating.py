@@ -75,12 +75,12 @@ class Demonstrating:
             return ()
         if is_environment(task) or judges_groups(task):
             self._tell(
-                task, "are not used: a text alone is no answer to a task that answers back or compares"
+                task, "are not used: an environment or a task that compares answers needs more than a text"
             )
             return ()
         encoded = [(text, self._renderer.encode_completion(text, "stop")) for text in texts]
         if any(len(ids) > self._max_tokens for _, ids in encoded):
-            self._tell(task, f"are left out where they have more than rollout.max_tokens={self._max_tokens}")
+            self._tell(task, f"with more than rollout.max_tokens={self._max_tokens} tokens are left out")
         return tuple(
             Completion(text, ids, None, one_span(0, len(ids)), "stop")
             for text, ids in encoded

@@ -103,8 +103,8 @@ def story(before: Mapping[str, Drought], now: Mapping[str, Drought]) -> list[str
         drought = now.get(task)
         if drought is None and known.given:
             lines.append(
-                f"help with {task} worked: our own first right answers, after {known.rounds} rounds without"
-                f" one and {known.given} right answers of others"
+                f"help with {task} worked: our first right answers, after {known.rounds} rounds without"
+                f" one and {known.given} right answers from others"
             )
         elif drought is not None and drought.asked > known.asked == 0:
             lines.append(
@@ -113,8 +113,8 @@ def story(before: Mapping[str, Drought], now: Mapping[str, Drought]) -> list[str
             )
         elif drought is not None and drought.given > known.given == 0:
             lines.append(
-                f"help came for {task}: {drought.given} right answers of others, which are learnt from as"
-                f" their authors are admitted (asked for in {drought.asked} rounds)"
+                f"help came for {task}: {drought.given} right answers from others, used as their"
+                f" authors are admitted (asked for in {drought.asked} rounds)"
             )
     return lines
 
@@ -133,8 +133,8 @@ def never_right(droughts: Mapping[str, Drought]) -> set[str]:
 
 
 def advice(droughts: Mapping[str, Drought]) -> dict[str, str]:
-    """Returns what a person should know, by task, of the droughts that have lasted for ROUNDS; those without
-    any reward, which is no matter of luck, for ASK_AFTER."""
+    """Returns what a person should know, by task, about droughts that have lasted for ROUNDS; those without
+    any reward, which cannot be bad luck, for ASK_AFTER."""
     return {
         task: _said(task, drought)
         for task, drought in droughts.items()
@@ -145,26 +145,26 @@ def advice(droughts: Mapping[str, Drought]) -> dict[str, str]:
 def _said(task: str, drought: Drought) -> str:
     if not drought.answers:
         return (
-            f"no answer to {task} had a reward in {drought.rounds} rounds: there is nothing to learn from."
-            " rewards that are None do not count; `swarmnode task check` tells what the task scores"
+            f"no answer to {task} had a reward in {drought.rounds} rounds, so there is nothing to learn from"
+            " (None is not a reward); `swarmnode task check` shows how the task scores"
         )
     time = f"in {drought.rounds} rounds ({drought.answers:,} answers)"
-    vary = ", or a higher temperature or another engine: it gave each example one answer, every time"
+    vary = ", or a higher temperature or another engine: all answers to an example were the same"
     differ = vary if drought.alike else ""
     if drought.highest <= 0 and drought.given:
-        return f"no answer of ours to {task} was right {time}: learning from {drought.given} of others"
+        return f"none of our answers to {task} was right {time}; learning from {drought.given} by others"
     if drought.highest <= 0:
-        asked = f"; the swarm was asked for help in {drought.asked} of them, and gave none"
+        asked = f"; help was asked for in {drought.asked} of them, and none came"
         return (
-            f"no answer to {task} was right {time}: there is nothing to learn from yet"
+            f"no answer to {task} was right {time}: nothing to learn from yet"
             f"{asked if drought.asked else ''}. what helps: {WHAT_HELPS}{differ}"
         )
     if drought.highest - drought.lowest < MIN_REWARD_SPREAD:
         return (
-            f"all answers to {task} had the reward {drought.highest:.2f} {time}: there is nothing to learn"
-            f" from. what helps: harder examples, or a reward that tells good from better{differ}"
+            f"all answers to {task} had the reward {drought.highest:.2f} {time}: nothing to learn"
+            f" from. what helps: harder examples, or a reward that distinguishes good from better{differ}"
         )
     return (
-        f"answers to the same example of {task} always had equal rewards {time}: there is nothing to learn"
+        f"answers to the same example of {task} always had equal rewards {time}: nothing to learn"
         f" from. what helps: a reward that tells them apart, or a higher rollout.temperature{differ}"
     )

@@ -3,9 +3,9 @@
 node.py (asyncio) -> threads -> [Learner] -> policy_learner.py | pipeline_learner.py | testing.FakeLearner
 loaded_memory.py -> [decide_overlap] -> Overlap -> node.py (a second thread) | policy_learner.py (sleep)
 
-Every call blocks. One thread calls at a time, with one exception: `rollouts` of the next round may run beside
-`train`. What is generated comes from the policy that `use_newest_policy` took over last: which one does not
-depend on which of the two is faster. `interrupt` may come from anywhere.
+Every call blocks. Only one thread calls at a time, with one exception: `rollouts` of the next round may run
+during `train`. Rollouts come from the policy last taken over by `use_newest_policy`, so they do not depend on
+which of the two is faster. `interrupt` may be called from any thread.
 """
 
 from abc import abstractmethod
@@ -24,59 +24,59 @@ from swarmnode.types import ExampleKey, RolloutGroup
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of generation: the engine, and what waits in it and above it."""
+    """The state of generation: the engine, and the work that is running and waiting."""
 
     engine: str = ""
     """The engine's name."""
     mode: str = ""
     """rollout.mode: how a round ends."""
     running: int = 0
-    """Completions the engine works on."""
+    """Completions that the engine is working on."""
     waiting: int = 0
-    """Completions the engine has no room for yet."""
+    """Completions that the engine has no room for yet."""
     groups_in_flight: int = 0
-    """Groups that have begun and are not complete."""
+    """Groups that have been started and are not complete."""
     surplus_groups: int = 0
-    """Complete groups that the next round begins with."""
+    """Complete groups left over for the next round."""
     concurrency: int | None = None
     """Completions kept in flight."""
     step_base_s: float | None = None
-    """Cost of one engine step, whatever runs in it."""
+    """Fixed time of one engine step, whatever runs in it."""
     step_per_request_s: float | None = None
     """Time that each running completion adds to a step."""
     idle_share: float | None = None
     """Share of the wanted completions that were missing in a step, on average."""
     mean_tokens_produced: float | None = None
-    """Mean tokens of completions that ended, since the start."""
+    """Mean tokens of finished completions, since the start."""
     mean_tokens_trained: float | None = None
-    """Mean tokens of completions handed out; below the other while long answers are still under way."""
+    """Mean tokens of completions handed out; lower than the one above while long answers are unfinished."""
     resumed: int = 0
     """Completions that were continued from their tokens, since the start."""
     reprefilled_tokens: int = 0
     """Tokens whose keys and values had to be computed again, since the start."""
     kept_tokens: int = 0
-    """Tokens that were not, because their keys and values were kept from a turn before, since the start."""
+    """Tokens whose keys and values were kept from an earlier turn, since the start."""
     unjudged_groups: int = 0
     """Groups without a reward because a task's own judge failed, overran or died, since the start."""
     failure: str = ""
-    """Message of the last failure of a task's own judge. Empty: there was none."""
+    """Message of the last failure of a task's own judge. Empty: none."""
     score_wait_s: float = 0.0
-    """Time that rounds waited for scores after the last of their answers, since the start."""
+    """Time that rounds waited for scores after their last answer, since the start."""
     stale_groups_dropped: int = 0
-    """Groups that began again because a token was older than eight versions, since the start."""
+    """Groups restarted because a token was older than eight versions, since the start."""
     live_versions: int = 1
     """Policy versions that the engine holds."""
     swaps: int = 0
     """New policies that the engine took over, since the start."""
     swap_s: float = 0.0
-    """Time spent in taking over new policies, since the start."""
+    """Time spent taking over new policies, since the start."""
     kv_use: float | None = None
-    """Share of the room for keys and values that is taken."""
+    """Share of the memory for keys and values that is in use."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundRollouts:
-    """The groups of one round of generation. `complete` is False when it was interrupted."""
+    """The groups of one round of generation. `complete` is False if it was interrupted."""
 
     groups: tuple[RolloutGroup, ...]
     tokens: int
@@ -87,13 +87,13 @@ class RoundRollouts:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The contents of a checkpoint: the numbers to continue from, and what is different now."""
+    """What a checkpoint resumed: the counters to continue from, and what has changed since."""
 
     counters: Counters
     changed: tuple[str, ...] = ()
-    """Settings that shape learning and are others now, each in words."""
+    """Changed settings that affect learning, each in words."""
     other_tasks: str = ""
-    """The difference in words, where the run was trained on other tasks."""
+    """The difference in words, if the run was trained on other tasks."""
 
 
 class Learner(Protocol):
@@ -105,23 +105,23 @@ class Learner(Protocol):
 
     @abstractmethod
     def resume(self) -> Resumed | None:
-        """Go on from the newest sound checkpoint, if there is one."""
+        """Resume from the newest intact checkpoint, if there is one."""
         ...
 
     def use_newest_policy(self) -> None:
-        """Generate with what has been learnt so far, from now on. Neither of the two below may be running."""
+        """Generate with the newest policy from now on. `rollouts` and `train` may not be running."""
         ...
 
     def answer_too(self, examples: Sequence[ExampleKey]) -> None:
-        """Answer these examples of others among the next ones. `rollouts` may not be running."""
+        """Also answer these examples of others in the next rounds. `rollouts` may not be running."""
         ...
 
     def catch_up(self, mix: RoundMix | None) -> None:
-        """Make the next rounds of this mix; None: as it is set. `rollouts` may not be running."""
+        """Use this mix for the next rounds; None: as configured. `rollouts` may not be running."""
         ...
 
     def origins(self) -> Mapping[Origin, int]:
-        """Returns the number of answers that it keeps to be replayed, by author and example."""
+        """Returns the number of answers kept for replay, by author and example."""
         ...
 
     def rollouts(self, number: int) -> RoundRollouts:
@@ -130,39 +130,39 @@ class Learner(Protocol):
 
     @abstractmethod
     def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport | None:
-        """One round of learning, up to a new policy version. None: interrupted before anything was learnt."""
+        """Run one round of learning, up to a new policy version. None: interrupted before any learning."""
         ...
 
     def evaluate(self) -> Evaluation | None:
-        """Reward on held-out draws; None when it was interrupted."""
+        """Measure the reward on held-out draws; None if interrupted."""
         ...
 
     @abstractmethod
     def save(self, counters: Counters) -> Future[str]:
-        """Take a snapshot and have it written; training may go on at once.
+        """Take a snapshot and have it written; training may continue at once.
 
-        The result is the checkpoint's name once it is on disk, or StorageError, earlier ones being as they
-        were. Cancelled: a newer snapshot took its place before its turn came. Rollouts that no round up to
-        `counters.round` trained on are part of it, unfinished ones too.
+        The result is the checkpoint's name once it is on disk, or StorageError, which leaves earlier ones
+        unchanged. Cancelled: a newer snapshot replaced it before it was written. It includes the rollouts
+        that no round up to `counters.round` trained on, also unfinished ones.
         """
         ...
 
     def rest(self) -> None:
-        """Give back the memory that nobody needs while no round runs. The next call takes it again."""
+        """Release memory that is not needed while no round runs. The next call allocates it again."""
         ...
 
     def interrupt(self) -> None:
-        """Let `rollouts` and `evaluate` return as soon as they can, for good. Thread-safe."""
+        """Make `rollouts` and `evaluate` return as soon as they can, permanently. Thread-safe."""
         ...
 
     def close(self) -> None:
-        """Finish writing and let go of the engine. Nothing is called after it."""
+        """Finish writing and release the engine. No other call may follow."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """The decision, in a sentence for the log. `sleep`: the engine gives its memory back for training."""
+    """The decision, with a sentence for the log. `sleep`: the engine releases its memory for training."""
 
     on: bool
     sleep: bool
@@ -177,8 +177,8 @@ def decide_overlap(
     free_bytes: float,
     need_bytes: float | None,
 ) -> Overlap:
-    """Overlap needs room for generation and training at once, and on a CPU a core for each. It also makes
-    every rollout at least one version old. `need_bytes` is None where nobody can tell.
+    """Overlap needs memory for generation and training at once, and on a CPU a core for each. It also makes
+    every rollout at least one version old. `need_bytes` is None if unknown.
 
     >>> decide_overlap("auto", gpu=False, cores=1, free_bytes=9e9, need_bytes=1e9).reason
     'off: this machine has one core'
@@ -189,6 +189,6 @@ def decide_overlap(
     if not gpu and cores < 2:
         return Overlap(False, False, "off: this machine has one core")
     if need_bytes is None:
-        return Overlap(False, gpu, "off: the memory that this model needs is not known")
+        return Overlap(False, gpu, "off: this model's memory needs are unknown")
     room = f"{need_bytes / GIB:.2f} GiB for generation and training at once, {free_bytes / GIB:.2f} GiB free"
     return Overlap(not tight, gpu and tight, f"{'off' if tight else 'on'}: {room}")

@@ -126,8 +126,8 @@ def _finish(view: View) -> Action | None:
         return None
     if view.round == view.begun_at > 0:
         return Stop(
-            f"nothing to do: {view.round} of {view.rounds_limit} rounds are done; set more of them (--rounds,"
-            " rounds=) or start over (--fresh, fresh=True)"
+            f"nothing to do: {view.round} of {view.rounds_limit} rounds are done; raise --rounds"
+            " (rounds=) or start over (--fresh, fresh=True)"
         )
     return Stop(rounds_done(view.round))
 

@@ -218,8 +218,8 @@ class NodeLoop:
         self._watcher.see("tick", self.status)
         summary = summary_of(self.status)
         if summary.not_saved:
-            again = f"the same command goes on after round {summary.saved_round or 0}"
-            logger.error("%s; free space: %s", summary.not_saved, again)
+            again = f"the same command then resumes after round {summary.saved_round or 0}"
+            logger.error("%s; free some space: %s", summary.not_saved, again)
         return summary
 
     @asynccontextmanager
@@ -411,7 +411,7 @@ class NodeLoop:
         self._goes_on(after(self._droughts, rollouts.groups))
         now = advice(self._droughts)
         if report.own_groups and not report.optimizer_steps:
-            now["the gradient"] = "the gradient is not finite, and nothing is learnt: look at training.loss"
+            now["the gradient"] = "the gradient is not finite, so nothing is learnt: check training.loss"
         # Once a task: what is all but mastered comes and goes. The panel shows it as long as it lasts.
         for task in now.keys() - self._advised:
             logger.warning("%s", now[task])
@@ -472,8 +472,8 @@ class NodeLoop:
         if unmeasured:
             self._unmeasured |= unmeasured
             logger.warning(
-                "no prompt of %s fell into the fifth that is held out, as where all are alike: its held-out"
-                " reward stays unknown; rows of its own measure it (eval_dataset=, or FILE?evaluation=FILE)",
+                "task %s has no held-out prompts (one in five is held out by hash), so its held-out reward is"
+                " unknown; pass eval_dataset=, or FILE?evaluation=FILE",
                 ", ".join(sorted(unmeasured)),
             )
 
@@ -510,14 +510,14 @@ class NodeLoop:
             return
         if limit is None or self._begun_at < limit:
             if changed:
-                logger.warning("the run goes on with other settings: %s", "; ".join(changed))
+                logger.warning("the run continues with changed settings: %s", "; ".join(changed))
             return
         others = [f"with other tasks: {other_tasks}"] if other_tasks else []
         others += [f"with other settings: {'; '.join(changed)}"] if changed else []
         raise ConfigError(
             f"nothing to do: {self._begun_at} of {limit} rounds are done, {', and '.join(others)}",
-            hint="begin another run (--run NAME, run=), start this one over (--fresh, fresh=True), or set"
-            " more rounds to go on with these settings (--rounds, rounds=)",
+            hint="start another run (--run NAME, run=), start this one over (--fresh, fresh=True), or raise"
+            " --rounds (rounds=) to continue with these settings",
         )
 
     async def _keep_looking(self) -> None:

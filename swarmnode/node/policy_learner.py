@@ -123,8 +123,8 @@ class PolicyLearner(RolloutLearner):
             counters = counters.of_other_tasks()
             dropped = forgotten or 0, self._rollouts.stats().dropped_not_redrawable
             logger.warning(
-                "run %s goes on, but %s: rewards are measured anew, and %d answers of its book and %d groups"
-                " under way are dropped",
+                "run %s continues, but %s: rewards are measured again, and %d answers in its book and %d"
+                " unfinished groups are dropped",
                 *(run.name, other_tasks, *dropped),
             )
         changed = changes(checkpoint.state.settings, learning_settings(self._config, self._seed))
@@ -183,7 +183,7 @@ class PolicyLearner(RolloutLearner):
         if shown and not self._rule.demonstrate(shown) and not self._told_of_no_book:
             self._told_of_no_book = True
             logger.warning(
-                "demonstrations are not used: exchange.rule=%s keeps no book", sharing_rule(self._config).name
+                "demonstrations are not used: exchange.rule=%s has no book", sharing_rule(self._config).name
             )
 
     def _mend(self, answers: Sequence[BookCandidate]) -> Sequence[BookCandidate]:

@@ -117,7 +117,9 @@ class RolloutLearner(Learner):
             try:
                 example = self._redraw(key)
             except JudgementLost as lost:
-                logger.info("an example of others is not answered, it could not be drawn: %s", lost)
+                logger.info(
+                    "skipping an example that others asked for help with; it cannot be drawn: %s", lost
+                )
                 continue
             if example is not None:
                 self._examples.want([example])
@@ -252,7 +254,7 @@ class RolloutLearner(Learner):
                 self._curriculum.restore(state.levels)
         except msgspec.DecodeError as error:
             raise CheckpointError(
-                f"the unfinished rollouts of the checkpoint cannot be read: {error}", hint="use --fresh"
+                f"cannot read the unfinished rollouts of the checkpoint: {error}", hint="use --fresh"
             ) from error
         # At a start the trainer is not ahead of the engine yet: what was complete is as fresh as it looks.
         self._rollouts.restore(state.rollouts, self._redraw, older=self._versions_ahead)
@@ -344,6 +346,6 @@ def _clear_about_memory() -> Generator[None, None, None]:
             raise
         raise EngineError(
             "generation ran out of memory",
-            hint="lower rollout.slots or rollout.max_tokens, choose a smaller --model, or hold this one with"
+            hint="lower rollout.slots or rollout.max_tokens, choose a smaller --model, or share this one with"
             " others: --pipeline NAME",
         ) from error

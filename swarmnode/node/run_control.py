@@ -32,7 +32,7 @@ class RunControl:
 
     >>> control = RunControl(lambda: None)
     >>> control.ask("pause"), control.paused, control.ask("resume"), control.paused
-    ('pauses when this round is done', True, 'goes on', False)
+    ('pausing after this round', True, 'resuming', False)
     """
 
     def __init__(self, stop: Callable[[], object], takes: tuple[Request, ...] = REQUESTS) -> None:
@@ -76,9 +76,9 @@ class RunControl:
                 self._reasons.pop(guard, None)
                 self._overruled.discard(guard)
         if reason and not before:
-            logger.info("paused when this round is done: %s", reason)
+            logger.info("pausing after this round: %s", reason)
         elif before and not reason:
-            logger.info("no reason to pause any more: %s", before)
+            logger.info("no longer a reason to pause: %s", before)
 
     def ask(self, request: Request, for_s: float | None = None) -> str:
         """Takes a request and returns what follows from it, in words. `for_s`: how long a pause lasts; None:
@@ -88,24 +88,24 @@ class RunControl:
         match request:
             case "pause":
                 self._paused_until = math.inf if for_s is None else time.time() + for_s
-                logger.info("a person pauses the run when this round is done: %s", self.until)
-                return "pauses when this round is done"
+                logger.info("pausing after this round, as requested: %s", self.until)
+                return "pausing after this round"
             case "resume":
                 if not self.paused:
-                    return "was not paused: it goes on"
+                    return "not paused; it keeps running"
                 held, self._paused_until = self.held, 0.0
                 with self._changing:
                     self._overruled |= self._reasons.keys()
-                words = f"goes on in spite of this: {held}" if held else "goes on"
-                logger.info("a person resumes the run: it %s", words)
+                words = f"resuming despite this: {held}" if held else "resuming"
+                logger.info("as requested, %s", words)
                 return words
             case "finish":
                 self.ending = True
-                return "ends when this round is done, with a checkpoint"
+                return "stopping after this round, with a checkpoint"
             case "stop":
                 self.ending = True
                 self._stop()
-                return "ends now, with a checkpoint"
+                return "stopping now, with a checkpoint"
 
     @property
     def _paused_by_hand(self) -> bool:

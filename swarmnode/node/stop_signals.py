@@ -28,10 +28,10 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SAME_REQUEST_S = 1.0
 """Signals this close together are one request: a terminal and a supervisor often both send one."""
 
-STOPPING = "stopping: the work in hand is ended and a checkpoint is written"
-STOPPING_EARLY = "stopping: the part that is being loaded is waited for"
-ENDED_EARLY = "stopped before the node was up"
-ENDED_AT_ONCE = "stopped at once: the last checkpoint is where the next start goes on"
+STOPPING = "stopping: finishing current work and writing a checkpoint"
+STOPPING_EARLY = "stopping once the current loading step is done"
+ENDED_EARLY = "stopped before the node had started"
+ENDED_AT_ONCE = "stopped immediately; the next start resumes from the last checkpoint"
 
 
 class StopSignals:
@@ -94,7 +94,7 @@ class StopSignals:
         if first is None:
             if request_stop is not None:
                 request_stop()
-            logger.info("%s; again stops at once", stopping)
+            logger.info("%s; press Ctrl-C again to stop immediately", stopping)
         elif now - first > SAME_REQUEST_S:
             # The work in hand may take minutes. The network daemon goes down with us.
             try:

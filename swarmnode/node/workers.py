@@ -90,7 +90,7 @@ async def supervise(
             await service()
             return
         except Exception:
-            logger.exception("%s failed; starting it again in %.1f s, training goes on", name, pause_s)
+            logger.exception("%s failed; restarting it in %.1f s, training continues", name, pause_s)
         await sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_BACKOFF_S)
 
@@ -126,7 +126,7 @@ class Saving:
     async def settled(self) -> None:
         """Wait until the newest snapshot is on disk, or is known not to be."""
         if self._outcome is not None and not self._outcome.done():
-            self._board.enter("saving", f"round {self.tried_round} is on its way to the disk")
+            self._board.enter("saving", f"writing round {self.tried_round} to disk")
             await asyncio.wait([self._outcome])
 
     def resumed(self, counters: Counters) -> None:
@@ -142,7 +142,7 @@ class Saving:
             # A cancelled task must not cancel the writing.
             await asyncio.shield(asyncio.wrap_future(written))
         except StorageError as error:
-            logger.error("%s; the node goes on", error)
+            logger.error("%s; the node continues", error)
             self._board.not_saved(error.message)
         else:
             self._board.saved(round)

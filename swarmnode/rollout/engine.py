@@ -2,11 +2,11 @@
 
 schedule/partial_rollouts.py -> [Engine] -> decode/ (torch, CPU and any GPU) | vllm/ | testing.FakeEngine
 
-An engine is driven by one caller: `submit` queues, `step` advances everything in flight and hands out what
-finished (an engine in another process may be further than that), `abort` returns the rest as far as it came,
-`set_policy` changes the policy under it without losing a token. What was sampled so far is plain data: an
-aborted output can be submitted again, here or after a restart, and goes on where it stopped. An engine holds
-no task, no reward, no text.
+An engine has one caller: `submit` queues, `step` advances everything in flight and returns what has finished
+(an engine in another process may be further ahead), `abort` returns the rest with the tokens so far, and
+`set_policy` changes the policy without losing a token. What was sampled so far is plain data: an aborted
+output can be submitted again, here or after a restart, and continues where it stopped. An engine knows no
+tasks, rewards or texts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,8 +20,8 @@ from swarmnode.types import FinishReason, Span, Stretch, check_given, check_span
 InFlight = Literal["keep", "recompute"]
 """Treatment of requests in flight at a change of policy.
 
-keep: they go on under the new version with the keys and values they have (stale; nothing is recomputed).
-recompute: they go on under the new version, keys and values computed again.
+keep: they continue under the new version with their present keys and values (stale; nothing is recomputed).
+recompute: they continue under the new version, with keys and values computed again.
 """
 
 BASE_VERSION = -1
@@ -33,7 +33,7 @@ class SamplingParams:
     """Settings of sampling. `temperature` 0 is greedy; `seed` makes one request reproducible in any batch."""
 
     max_tokens: int
-    """Longest completion in tokens, including the tokens it was resumed with."""
+    """Longest completion in tokens, including those it was resumed with."""
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int | None = None
@@ -53,8 +53,8 @@ class Sampled:
     logprobs: tuple[float, ...] = ()
     spans: tuple[Span, ...] = ()
     path: tuple[int, ...] = ()
-    """Stages of a pipeline in order of visit: the path is part of the policy, and more tokens are sampled
-    along the same one. Empty: a whole model, or no token yet, so that any path will do."""
+    """Stages of a pipeline in order of visit: the path is part of the policy, and further tokens are sampled
+    along the same one. Empty: a whole model, or no token yet, so any path is possible."""
     given: tuple[Stretch, ...] = ()
     """Ranges of tokens that were not sampled but inserted (an environment's). Their log-probabilities are
     0.0; `spans` run across them."""
@@ -70,7 +70,7 @@ class Sampled:
 
     @property
     def turn_start(self) -> int:
-        """Index of the first token behind the last inserted one."""
+        """Index of the first token after the last inserted one."""
         return self.given[-1][1] if self.given else 0
 
     @property
@@ -130,7 +130,7 @@ class Request:
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
     sampled: Sampled = NOTHING
-    """Tokens sampled earlier, which the completion continues. Their keys and values are computed again,
+    """Tokens sampled earlier, which the completion continues. Their keys and values are computed again
     unless they were kept (`goes_on`)."""
     version: int | None = None
     """Live version to sample from to the end. None: the newest one, through every `set_policy`."""
@@ -138,8 +138,8 @@ class Request:
     """Order in which waiting requests start: lowest number first, then order of arrival."""
     goes_on: bool = False
     """True if another request may follow whose completion begins with all of this one's, so its keys and
-    values are worth keeping for a while after it stops. A hint: an engine need not, and results are the same
-    to rounding. What is kept is found by its tokens, and only under the policy that computed it."""
+    values are worth keeping for a while after it stops. A hint that an engine may ignore; results are the
+    same up to rounding. What is kept is looked up by its tokens, under the policy that computed it only."""
 
     def resumed(self, sampled: Sampled) -> "Request":
         """Returns this request with more of its completion done."""
@@ -170,19 +170,19 @@ class Output:
 
 
 MOST_LOGPROB = 1e-3
-"""Highest log-probability that an engine may say: 0, and room for rounding in half precision."""
+"""Highest log-probability that an engine may return: 0, with room for rounding in half precision."""
 
 
 def check_logprobs(output: Output, engine: str) -> None:
-    """Raises EngineError for a log-probability that is none: it would be learned from."""
+    """Raises EngineError for an invalid log-probability, which would otherwise be trained on."""
     said = output.logprobs
     if not said or (isfinite(sum(said)) and max(said) <= MOST_LOGPROB):
         return
     for place, value in enumerate(said):
         if not (isfinite(value) and value <= MOST_LOGPROB):
             raise EngineError(
-                f"the {engine} engine says that token {place} of an answer has the log-probability {value}",
-                hint="give each that of the distribution it was drawn from: finite, and at most 0",
+                f"the {engine} engine gave token {place} of an answer the log-probability {value}",
+                hint="it must be that of the distribution the token was drawn from: finite, and at most 0",
             )
 
 
@@ -202,22 +202,22 @@ class PolicyUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The abilities of an engine. Callers ask here instead of for its class."""
+    """The abilities of an engine. Callers check these instead of its class."""
 
     name: str
     inflight: frozenset[InFlight]
-    """Modes that `set_policy` takes while requests are in flight. Empty: it changes its policy only without
-    any."""
+    """Modes of `set_policy` that work while requests are in flight. Empty: the policy can only change when
+    there are none."""
     max_versions: int
     """Most policy versions live at once, the newest included; the bare base does not count."""
     max_running: int
-    """Most requests that run at once; more than that wait."""
+    """Most requests that run at once; the others wait."""
     max_length: int
     """Longest prompt and completion together, in tokens."""
     exact_resume: bool
-    """True if a seeded request that is aborted and resumed draws the very tokens it would have drawn."""
+    """True if a seeded request that is aborted and resumed draws exactly the tokens it would have drawn."""
     reserves_kv: bool = False
-    """True if room for keys and values is reserved at the start, not taken as needed."""
+    """True if memory for keys and values is reserved at the start, not allocated as needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,7 @@ class EngineStats:
     reprefilled_tokens: int
     """Tokens whose keys and values were computed again, for resumed requests and mode `recompute`."""
     kept_tokens: int
-    """Tokens of resumed requests whose keys and values were still there."""
+    """Tokens of resumed requests whose keys and values had been kept."""
     generated_tokens: int
     live_versions: tuple[int, ...]
     """Policy versions in use, oldest first, the newest always among them."""
@@ -237,7 +237,7 @@ class EngineStats:
     """Number of policies taken over by `set_policy`."""
     swap_s: float
     kv_use: float | None
-    """Share of the room for keys and values that is taken. None: there is no fixed room."""
+    """Share of the memory for keys and values in use. None: it has no fixed size."""
 
 
 class Engine(Protocol):
@@ -257,7 +257,7 @@ class Engine(Protocol):
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Queues all requests, or none. Raises EngineError for an empty prompt, an id in flight, a version
-        that is not live, and a request that cannot fit or has nothing left to sample."""
+        that is not live, or a request that cannot fit or has nothing left to sample."""
         ...
 
     def step(self) -> Sequence[Output]:
@@ -266,8 +266,8 @@ class Engine(Protocol):
         ...
 
     def abort(self, request_ids: Iterable[str] | None = None) -> Sequence[Output]:
-        """Stops these requests (None: all) and returns their tokens so far, finish "abort". One that ended
-        meanwhile is returned as it ended. Ids that are not in flight are ignored."""
+        """Stops these requests (None: all) and returns their tokens so far, finish "abort". One that has
+        finished in the meantime is returned finished. Ids that are not in flight are ignored."""
         ...
 
     def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> None:
@@ -276,29 +276,29 @@ class Engine(Protocol):
         `inflight` concerns running requests without a version of their own; waiting ones simply start on the
         new policy. Requests with a version stay on it, in every mode. Keys and values of an earlier policy
         are never used for the new one except in mode "keep", whatever the version numbers are. Raises
-        EngineError, with everything as before, for an adapter that does not fit the model, for a mode that
-        cannot be had, and for one version more than `max_versions` (see `capabilities`).
+        EngineError, changing nothing, for an adapter that does not fit the model, a mode that is not
+        supported, or a version beyond `max_versions` (see `capabilities`).
         """
         ...
 
     def load(self, update: PolicyUpdate) -> None:
-        """Makes a version live beside the newest, for requests that name it: it is forgotten when no request
-        does. One that is live stays as it is. Raises EngineError, with everything as before, for an adapter
-        that does not fit the model and for one version more than `max_versions`."""
+        """Makes a version live beside the newest, for requests that name it; it is dropped when no request
+        does any more. One that is already live is unchanged. Raises EngineError, changing nothing, for an
+        adapter that does not fit the model or a version beyond `max_versions`."""
         ...
 
     def stats(self) -> EngineStats: ...
 
     def snapshot(self, request_ids: Iterable[str] | None = None) -> tuple[Request, ...]:
-        """Returns these requests in flight (None: all) as requests that go on where each one is, here or in
-        another engine that gets them. Plain data; changes nothing."""
+        """Returns these requests in flight (None: all) as requests that continue from their present state, in
+        this or another engine. Plain data; changes nothing."""
         ...
 
     def sleep(self) -> Sequence[Output]:
-        """Gives memory back while another user needs the device: aborts everything, as `abort`. The next
+        """Frees memory while something else needs the device: aborts everything, as `abort` does. The next
         `submit` wakes the engine."""
         ...
 
     def close(self) -> None:
-        """Releases device, memory and processes. No other call may follow; a second `close` is fine."""
+        """Releases device, memory and processes. No other call may follow, except `close` again."""
         ...

@@ -77,7 +77,7 @@ def make_engine(
             first_line = error.message.strip().partition("\n")[0].rstrip(".: ")
             broken[record.name] = failure = f"{record.name} does not start here ({first_line})"
             logger.warning(
-                "%s: another engine takes its place; --engine %s ends with the whole error",
+                "%s; using another engine (--engine %s shows the whole error)",
                 failure,
                 record.name,
             )
@@ -111,12 +111,12 @@ def choose(
         if (problem := refuses(record)) is not None:
             raise EngineError(f"the {record.name} engine cannot run this model: {problem}", hint=USE_AUTO)
         if (missing := record.missing(place.type)) is not None:
-            raise EngineError(f"the {record.name} engine cannot be had: {missing}", hint=record.install)
-        chosen = EngineChoice(record, "it was asked for")
+            raise EngineError(f"the {record.name} engine is unavailable: {missing}", hint=record.install)
+        chosen = EngineChoice(record, "as requested")
     if policies > 1 and not chosen.record.several_policies:
         raise EngineError(
             f"{policies} policies cannot share an engine for one ({chosen.record.name}: {chosen.reason})",
-            hint="run a `swarmnode join` for each, without --policies and with a --home of its own",
+            hint="run a separate `swarmnode join` for each, without --policies and with its own --home",
         )
     return chosen
 

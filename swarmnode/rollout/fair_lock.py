@@ -98,5 +98,5 @@ def _do(job: Callable[[], T], done: "Future[T]") -> None:
 def _never_ends() -> EngineError:
     return EngineError(
         f"the rollout engine has not answered for {LONGEST_TURN_S:.0f} s",
-        hint="see the log; start again, the last checkpoint is where it goes on",
+        hint="see the log, then restart the node; it resumes from the last checkpoint",
     )

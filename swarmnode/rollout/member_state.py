@@ -218,8 +218,8 @@ class MemberState:
         live = len((running | self._asked_for(new_version)) - {BASE_VERSION}) + 1
         if live > most:
             raise EngineError(
-                f"{live} policy versions would be live, each policy of this shared engine has {most}",
-                hint="let the oldest requests end first",
+                f"{live} policy versions would be live; each policy of this shared engine may have {most}",
+                hint="let the oldest requests finish first",
             )
 
     def adopt(self, known: PolicyUpdate, version: int) -> None:

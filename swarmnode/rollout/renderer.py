@@ -96,8 +96,8 @@ class Renderer:
         new = [name for name in silent if name not in self._looked_for]
         if new and plain == self._shown(messages, tools):
             logger.warning(
-                "the policy is not told of its tools %s: its chat template does not show them. Say in"
-                " the prompt what they do and how they are called, or take another --model",
+                "the policy cannot see its tools %s: its chat template leaves them out. Describe in"
+                " the prompt what they do and how to call them, or use another --model",
                 ", ".join(new),
             )
         self._looked_for.update(names)
@@ -137,8 +137,8 @@ class Renderer:
         _, found, behind = self._chat([asked, said, *observed]).rpartition(turn)
         if not found:
             raise ModelError(
-                "this model's chat template leaves out what the assistant said",
-                hint="it can hold no conversation with an environment: take another --model",
+                "this model's chat template drops assistant messages",
+                hint="it cannot have a conversation with an environment: use another --model",
             )
         ends = (str(self._tokenizer.decode([token])) for token in self.eos_token_ids)
         return next((behind.removeprefix(end) for end in ends if behind.startswith(end)), behind)
@@ -185,10 +185,10 @@ class Renderer:
             )
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
-            system = "say what the system says in the user's message, or " if "system" in roles else ""
+            system = "move the system message into the user message, or " if "system" in roles else ""
             raise ModelError(
-                f"this model's chat template does not take messages of {roles}: {error}",
-                hint=f"{system}take another --model",
+                f"this model's chat template does not accept the roles {roles}: {error}",
+                hint=f"{system}use another --model",
             ) from error
 
     def decode(self, token_ids: Sequence[int]) -> str:

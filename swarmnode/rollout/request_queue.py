@@ -87,7 +87,7 @@ class RequestQueue:
         if not prompt:
             raise RequestRefused(
                 f"request {name} has an empty prompt",
-                hint="a model continues at least one token: does its tokenizer make tokens of the text?",
+                hint="a prompt needs at least one token: does the tokenizer give any for the text?",
             )
         known = (*prompt, *request.sampled.token_ids)
         if not 0 <= min(known) <= max(known) < self._vocab:
@@ -97,8 +97,8 @@ class RequestQueue:
             )
         if len(request.sampled) >= sampling.max_tokens:
             raise RequestRefused(
-                f"request {name} has its {sampling.max_tokens} tokens already",
-                hint="it is complete: use what it has, or raise max_tokens",
+                f"request {name} already has its {sampling.max_tokens} tokens",
+                hint="it is complete: use its tokens, or raise max_tokens",
             )
         if request.version not in (None, BASE_VERSION, *live_versions):
             raise EngineError(
@@ -116,9 +116,9 @@ class RequestQueue:
 def _check_sampling(name: str, sampling: SamplingParams) -> None:
     problem = None
     if sampling.max_tokens < 1:
-        problem = f"max_tokens is {sampling.max_tokens}, not at least 1"
+        problem = f"max_tokens is {sampling.max_tokens}, must be at least 1"
     elif not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
-        problem = f"temperature is {sampling.temperature}, not a number from 0 up"
+        problem = f"temperature is {sampling.temperature}, must be at least 0"
     elif 0 < sampling.temperature < COLDEST:
         problem = f"temperature {sampling.temperature} is below {COLDEST}; 0 is greedy"
     elif not 0 < sampling.top_p <= 1:
@@ -126,7 +126,7 @@ def _check_sampling(name: str, sampling: SamplingParams) -> None:
     elif sampling.seed is not None and not -(2**63) <= sampling.seed < 2**64:
         problem = f"seed {sampling.seed} does not fit 64 bits"
     if problem is not None:
-        raise RequestRefused(f"request {name}: {problem}", hint="look at its SamplingParams")
+        raise RequestRefused(f"request {name}: {problem}", hint="check its SamplingParams")
 
 
 def untouched(request: Request) -> Output:
@@ -137,6 +137,6 @@ def untouched(request: Request) -> Output:
 def not_finite(version: int) -> EngineError:
     """Returns the error for a policy that gives NaN. Its samples are worthless, so none are handed out."""
     return EngineError(
-        f"policy {version} gives NaN as probabilities; what it was sampling is dropped",
-        hint="move the newest checkpoint away, start again, and lower the learning rate",
+        f"policy {version} gives NaN probabilities; its running requests are dropped",
+        hint="move the newest checkpoint away, restart, and lower the learning rate",
     )

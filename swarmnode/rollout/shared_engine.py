@@ -99,7 +99,7 @@ class SharedEngine:
         versions = (limits.max_versions - several - self.guest_versions) // members
         if several and versions < 1:
             raise EngineError(
-                f"the {limits.name} engine keeps {limits.max_versions} policy versions live, "
+                f"the {limits.name} engine holds {limits.max_versions} policy versions; "
                 f"{members} policies on one engine need {members + 1} at least",
                 hint="run each policy in a process of its own, or try another --engine",
             )
@@ -144,7 +144,7 @@ class SharedEngine:
         """Returns the engine of one more policy, which starts on the base, version 0. All members must be
         made before any of them closes: the last one that closes, closes the engine."""
         if name in self._members or len(self._members) == self._expected:
-            raise EngineError(f"no place for {name}: this engine is shared by {self._expected} policies")
+            raise EngineError(f"no room for {name}: this engine is shared by {self._expected} policies")
         leads = self._expected == 1
         base = PolicyUpdate(0 if leads else next(self.serials), {}, 1.0)
         member = MemberState(name, self.capabilities.max_length, base, version=0, leads=leads)
@@ -340,7 +340,9 @@ class SharedEngine:
         """Closes the engine behind the last policy."""
         if not self.all_are(lambda one: one.closed):
             return
-        ended = EngineError("the engine is closed: this node ends", hint="ask again when it runs")
+        ended = EngineError(
+            "the engine is closed: this node is stopping", hint="try again once it is running"
+        )
         for guest in self._guests:
             guest.fail(ended)
             guest.closed = True
@@ -442,7 +444,7 @@ class SharedMember:
         self._member.check_versions(update.version, can.max_versions)
 
     def load(self, update: PolicyUpdate) -> None:
-        raise EngineError(f"policy {update.version} is not live", hint="only a guest asks for older ones")
+        raise EngineError(f"policy {update.version} is not live", hint="only a guest may ask for older ones")
 
     def stats(self) -> EngineStats:
         shared, member = self._shared, self._member
@@ -573,7 +575,9 @@ class SharedGuest(SharedMember):
         return ended, in_flight
 
     def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> None:
-        raise EngineError("a guest has no policy of his own", hint="only the one who trains it updates it")
+        raise EngineError(
+            "a guest has no policy of its own", hint="only the learner that trains a policy may update it"
+        )
 
     def sleep(self) -> Sequence[Output]:
         return self.abort()
@@ -585,19 +589,21 @@ class SharedGuest(SharedMember):
 
     def _submit(self, requests: Sequence[Request]) -> None:
         if self._member.closed:
-            raise EngineError("the engine is closed: this node ends", hint="ask again when it runs")
+            raise EngineError(
+                "the engine is closed: this node is stopping", hint="try again once it is running"
+            )
         super()._submit([self._named(request) for request in requests])
 
     def _named(self, request: Request) -> Request:
         recent, version = self._host.recent, request.version
         if version == BASE_VERSION:
             if not self._shared.guest_versions and self._host.policies[self._host.newest].update.tensors:
-                raise EngineError("this engine holds one policy, and no base beside it")
+                raise EngineError("this engine holds one policy, without the base")
             return request
         policy = recent.get(self._host.version if version is None else version)
         if policy is None:
             raise EngineError(
-                f"policy {version} is not kept", hint=f"there are {', '.join(map(str, recent))}"
+                f"policy {version} is not available", hint=f"available: {', '.join(map(str, recent))}"
             )
         self._member.know(policy)
         return replace(request, version=policy.version)

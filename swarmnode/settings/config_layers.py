@@ -151,7 +151,7 @@ def presets(folder: Path) -> dict[str, Path]:
 def _preset_file(name: str) -> Path:
     known = presets(builtin_folder("configs"))
     if name not in known:
-        raise ConfigError(f"there is no preset {name!r}", hint=f"known presets: {', '.join(known)}")
+        raise ConfigError(f"no preset {name!r}", hint=f"known presets: {', '.join(known)}")
     return known[name]
 
 
@@ -165,7 +165,7 @@ def _file_layer(origin: str, path: Path) -> ConfigLayer:
     values: dict[str, Any] = {}
     for section, content in tree.items():
         if not isinstance(content, dict):
-            raise ConfigError(f"{origin}: {section!r} stands outside a section", hint=_closest(section))
+            raise ConfigError(f"{origin}: {section!r} is not in a section", hint=_closest(section))
         values.update({f"{section}.{key}": value for key, value in content.items()})  # type: ignore[misc]
     return ConfigLayer(origin, values)
 
@@ -186,7 +186,7 @@ def _environment_layers(environ: Mapping[str, str]) -> list[ConfigLayer]:
             continue
         key = variable.removeprefix(ENV_PREFIX).lower().replace("__", ".")
         if "." not in key:
-            raise ConfigError(f"{variable} is no setting", hint=f"write {ENV_PREFIX}SECTION__KEY")
+            raise ConfigError(f"{variable} is not a setting", hint=f"write {ENV_PREFIX}SECTION__KEY")
         layers.append(ConfigLayer(variable, {key: _parse_value(key, text)}))
     return layers
 
@@ -257,7 +257,7 @@ def advice_for_argument(name: str, known: Collection[str]) -> str:
         return f"Did you mean {close[0]!r}?"
     advice = _closest(name)
     stop = "" if advice.endswith(("?", ")", ".")) else "."
-    return f"{advice}{stop} Settings go into one dictionary: settings={{'section.name': value}}"
+    return f"{advice}{stop} Pass settings as a dictionary: settings={{'section.name': value}}"
 
 
 def _explain(error: ValidationError, origins: Mapping[str, str]) -> ConfigError:
@@ -271,10 +271,10 @@ def _explain(error: ValidationError, origins: Mapping[str, str]) -> ConfigError:
     hint = "`swarmnode config show --explain` explains every setting"
     if first["type"] == "model_type":
         message, hint = (
-            "this is a table",
+            "it is a table",
             f"set its entries: {key}.{next(iter(_kind_of(key).model_fields))}=...",
         )
     elif first["type"] == "string_type":
-        hint = 'put it between quotation marks, as in "12"'
+        hint = 'put it in quotes, as in "12"'
     told = f"{key} = {value}: {message} ({origin})" if origin else message
     return ConfigError(told, hint=hint)

@@ -35,7 +35,11 @@ class OtherNames:
 
     def advice_for_argument(self, name: str) -> str | None:
         """Returns advice for an argument of their trainer. None: it is none."""
-        return f"{self.trainer}'s {name} is here {self.arguments[name]}" if name in self.arguments else None
+        return (
+            f"in swarmnode, {self.trainer}'s {name} is {self.arguments[name]}"
+            if name in self.arguments
+            else None
+        )
 
 
 @cache

@@ -39,8 +39,8 @@ def specs_of(config: TasksConfig) -> tuple[str, ...]:
     for option in said:
         if not any(option in options for options in taken):
             raise TaskError(
-                f"tasks.{ABOUT_DATA[option]} is about data sets, and there is none",
-                hint="tasks of files and packages bring prompts and rewards of their own",
+                f"tasks.{ABOUT_DATA[option]} applies to data sets, and no task is one",
+                hint="task files and packages have their own prompts and rewards",
             )
     return tuple(
         str(with_defaults(spec, {option: said[option] for option in said if option in options}))

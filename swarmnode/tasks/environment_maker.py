@@ -37,5 +37,8 @@ def environments() -> EnvironmentMaker:
 def listed(tools: object) -> Sequence[object]:
     """Returns the tools of a file or a script. Raises TaskError if they are no list."""
     if not isinstance(tools, list | tuple):
-        raise TaskError(f"tools is {tools!r:.80}, no list", hint="list functions: tools = [add, look_up]")
+        raise TaskError(
+            f"tools must be a list, got {tools!r:.80}",
+            hint="write a list of functions: tools = [add, look_up]",
+        )
     return cast(Sequence[object], tools)

@@ -39,7 +39,7 @@ def require_seed(draw: object, told_as: object) -> None:
         raise TaskError(f"{told_as} cannot be called: {error}") from error
     if not takes_seed:
         raise TaskError(
-            f"{told_as}: there is no function examples(seed)",
+            f"{told_as}: no function examples(seed)",
             hint="write: def examples(seed): yield prompt, answer",
         )
 

@@ -76,10 +76,10 @@ def load_tasks(
     for spec in specs:
         for task in BUILTIN_TASKS if spec == ALL_BUILTIN else (builtin_task(spec) or load(spec),):
             if task.name in tasks:
-                raise TaskError(f"two tasks are called {task.name}", hint="name each task once")
+                raise TaskError(f"two tasks are named {task.name}", hint="name each task once")
             tasks[task.name] = task
     if not tasks:
-        raise TaskError("there is no task to train on", hint=f"name one, or {ALL_BUILTIN}")
+        raise TaskError("no task to train on", hint=f"name one, or {ALL_BUILTIN} for all built-in ones")
     return tuple(tasks.values())
 
 
@@ -117,11 +117,11 @@ def _unknown(spec: str) -> TaskError:
     if close:
         hint = f"did you mean {close[0]}?"
     elif ":" in spec:
-        hint = f"kinds of tasks are {', '.join(registry.names('task'))}: `swarmnode task list` tells more"
+        hint = f"task kinds are {', '.join(registry.names('task'))}; see `swarmnode task list`"
     else:
         hint = (
-            f"built in are {', '.join(builtin_names())}; or give a .py file, package.module:attribute, or a"
-            f" data set that ends with {', '.join(DATA_SUFFIXES)}"
+            f"built-in tasks: {', '.join(builtin_names())}; or pass a .py file, package.module:attribute, or"
+            f" a data set ({', '.join(DATA_SUFFIXES)})"
         )
     return TaskError(f"there is no task {spec!r}", hint=hint)
 
@@ -137,7 +137,7 @@ def _load_import(asked: TaskSpec) -> Task:
         return _named(task)
     if not inspect.isfunction(found.value) or not inspect.signature(found.value).parameters:
         raise TaskError(
-            f"{asked.name} is no task",
+            f"{asked.name} is not a task",
             hint="name an object with name, version, examples and score, or a function examples(seed)",
         )
     return _named(_task_of(found.module, found.name, found.digest, found.path, found.value))
@@ -146,7 +146,7 @@ def _load_import(asked: TaskSpec) -> Task:
 def _named(task: Task) -> Task:
     """Returns the task if its name can travel. Raises TaskError otherwise."""
     if not TASK_NAME.fullmatch(task.name):
-        raise TaskError(f"{task.name} is no name for a task", hint="use letters, digits, dots, - and _")
+        raise TaskError(f"invalid task name {task.name!r}", hint="use letters, digits, dots, - and _")
     return task
 
 
@@ -187,7 +187,7 @@ def _own_rewards(module: ModuleType) -> dict[str, Reward]:
     if inspect.isfunction(vars(module).get("score")):
         raise TaskError(
             "the file defines score(), which a task file does not use",
-            hint="name it reward(completions, **columns) and return one number per completion",
+            hint="name it reward(completions, **columns) and return one number for each completion",
         )
     found = {
         name.removeprefix("reward_"): adapted(function)

@@ -13,7 +13,7 @@ def read_row(row: Any, key: ExampleKey, origin: object) -> Example:
     """Returns the example that a row describes. `origin`: the row's source, for errors. Raises TaskError."""
     columns = dict(columns_of(row, origin))
     if "prompt" not in columns:
-        raise TaskError(f"{origin}: examples yielded {row!r:.80}", hint=_FORMS)
+        raise TaskError(f"{origin}: examples yielded a row without a prompt: {row!r:.80}", hint=_FORMS)
     prompt = columns.pop("prompt")
     asked = user_prompt(prompt, origin)
     return Example(key, asked, columns, conversational=not isinstance(prompt, str))
@@ -29,7 +29,7 @@ def columns_of(row: Any, origin: object) -> dict[str, Any]:
         case dict():
             return cast(dict[str, Any], row)
         case _:
-            raise TaskError(f"{origin} is {row!r:.80}", hint=_FORMS)
+            raise TaskError(f"{origin} is not a row: {row!r:.80}", hint=_FORMS)
 
 
 def user_prompt(prompt: Any, origin: object) -> Prompt:
@@ -37,13 +37,13 @@ def user_prompt(prompt: Any, origin: object) -> Prompt:
     asked = prompt if isinstance(prompt, str) else prompt_of(_messages(prompt, origin))
     if not asked:
         raise TaskError(
-            f"{origin}: a prompt is {prompt!r:.80}",
-            hint="a prompt is a text that is not empty, or messages that end with one of the user",
+            f"{origin}: invalid prompt {prompt!r:.80}",
+            hint="use a non-empty string, or messages that end with a user message",
         )
     if any("\ud800" <= character <= "\udfff" for character in written_prompt(asked)):
         raise TaskError(
-            f"{origin}: a prompt has half a character in it (a lone surrogate): {prompt!a:.80}",
-            hint="read files as UTF-8 without errors='surrogateescape', and cut texts between characters",
+            f"{origin}: a prompt contains a lone surrogate (half a character): {prompt!a:.80}",
+            hint="read files as UTF-8 without errors='surrogateescape', and split strings between characters",
         )
     return asked
 
@@ -52,14 +52,14 @@ def _messages(prompt: Any, origin: object) -> list[Message]:
     """Returns messages as in TRL's data sets. The last one is the user's and will be answered."""
     if not isinstance(prompt, list) or not prompt:
         raise TaskError(
-            f"{origin}: a prompt is {prompt!r:.80}",
-            hint="a prompt is a text that is not empty, or messages that end with one of the user",
+            f"{origin}: invalid prompt {prompt!r:.80}",
+            hint="use a non-empty string, or messages that end with a user message",
         )
     messages = [_message(message, origin) for message in cast(list[Any], prompt)]
     if messages[-1]["role"] != "user" or not messages[-1]["content"]:
         raise TaskError(
-            f"{origin}: a prompt does not end with a message of the user: {prompt!r:.80}",
-            hint="leave out what the policy is to write by itself",
+            f"{origin}: a prompt does not end with a user message: {prompt!r:.80}",
+            hint="leave out what the policy should write",
         )
     return messages
 
@@ -72,8 +72,8 @@ def _message(message: Any, origin: object) -> Message:
             return {"role": role, "content": "".join(_text_part(part, origin) for part in parts)}
         case _:
             raise TaskError(
-                f"{origin}: a prompt has a message {message!r:.80}",
-                hint=f'a message is {{"role": ..., "content": a text}}, the role one of {", ".join(ROLES)}',
+                f"{origin}: a prompt has an invalid message: {message!r:.80}",
+                hint=f'write {{"role": ..., "content": "text"}}, with one of the roles {", ".join(ROLES)}',
             )
 
 
@@ -83,8 +83,8 @@ def _text_part(part: Any, origin: object) -> str:
             return text
         case _:
             raise TaskError(
-                f"{origin}: a message of a prompt has a part that is no text: {part!r:.80}",
-                hint="policies here read text alone; leave pictures and sounds out",
+                f"{origin}: a prompt has a message part that is not text: {part!r:.80}",
+                hint="policies here read only text; leave out images and audio",
             )
 
 

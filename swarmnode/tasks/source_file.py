@@ -58,7 +58,7 @@ def read_source(path: Path) -> str:
         # Universal newlines: a checkout on Windows must have the digest of one on Linux.
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise TaskError(f"cannot read {path}: {error.strerror}", hint="is the path right?") from error
+        raise TaskError(f"cannot read {path}: {error.strerror}", hint="check the path") from error
     except UnicodeDecodeError as error:
         raise TaskError(f"{path} is not UTF-8 text", hint="save it as UTF-8") from error
 

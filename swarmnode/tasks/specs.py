@@ -66,7 +66,7 @@ class TaskSpec:
         """Returns the value of an option that may be given once. Raises TaskError for more."""
         values = self.options.get(key, ())
         if len(values) > 1:
-            raise TaskError(f"{self} has {key} {len(values)} times", hint="give it once")
+            raise TaskError(f"{self} has {key} {len(values)} times", hint="pass it once")
         return values[0] if values else None
 
     def flag(self, key: str) -> bool:
@@ -80,7 +80,7 @@ class TaskSpec:
     def only(self, *known: str) -> None:
         """Raises TaskError if an option is none of these."""
         for key in self.options.keys() - set(known):
-            hint = f"there are {', '.join(known)}" if known else "this kind of task has none"
+            hint = f"options are {', '.join(known)}" if known else "this kind of task has no options"
             raise TaskError(f"{self} has an unknown option {key!r}", hint=hint)
 
 

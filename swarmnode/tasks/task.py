@@ -3,9 +3,9 @@
 [Task.examples(seed)] -> [draw_train], [draw_held_out] -> rollout
 exchange: ExampleKey  -> [redraw]                      -> score again, locally
 
-A task is a stream of examples for each seed. Which examples train and which are held out is not the task's
-choice: a hash of the prompt decides (`is_held_out`), so the two can never overlap, on any node, for any task.
-Only a task with an evaluation set of its own trains on all the rest; the set is part of its version.
+A task is a stream of examples for each seed. A hash of the prompt (`is_held_out`), not the task, decides
+which examples train and which are held out, so the two never overlap, on any node, for any task. Only a task
+with its own evaluation set trains on all other examples; the set is part of its version.
 """
 
 import hashlib
@@ -22,32 +22,31 @@ MAX_INDEX = 4096
 """Examples per seed. Bounds what redrawing one costs, so that a peer cannot name an expensive one."""
 
 MOST_HELD_OUT = 256
-"""Examples at the beginning of a seed that cannot all be held out unless their prompts are alike."""
+"""If this many examples at the start of a seed are all held out, their prompts are alike."""
 
 MAX_SEED = 2**63 - 1
 
 HELD_OUT_SHARE = 5
-"""One prompt in five is held out for evaluation, of a task that has no evaluation set of its own."""
+"""One prompt in five is held out for evaluation, unless the task has its own evaluation set."""
 
 EVALUATION_SEED = -1
-"""The seed that draws the evaluation set of a task that has one, whole and in its order. No peer can name
-it."""
+"""The seed that draws a task's own evaluation set, complete and in its order. No peer can name it."""
 
 DEMONSTRATED_SEED = -2
-"""The seed of examples that were given with their demonstrations. They stand in no draw: whoever judges them
-has to be given them. No peer can name it."""
+"""The seed of examples that came with their demonstrations. They cannot be redrawn: a judge has to be given
+them. No peer can name it."""
 
 
 class Task(Protocol):
     """A source of questions with a local judge.
 
     `version` must change whenever `examples` or `score` would give another result: nodes exchange rollouts
-    only when both name and version agree.
+    only with the same name and version.
 
     Two threads use a task at the same time: the learner's, which draws and scores our own rollouts, and the
-    judge's, which does it for those of others. What `load_task` returns can be used so: it lets one thread at
-    a time into the code of task files, and never leaves a draw of them half done. A Task that you write as a
-    class has to see to that by itself, unless its calls share no state.
+    judge's, which does the same for those of others. What `load_task` returns is safe: it lets one thread at
+    a time into the code of task files, and never leaves a draw half done. A Task that you write as a class
+    must be thread-safe itself, unless its calls share no state.
     """
 
     @property
@@ -68,11 +67,11 @@ class Task(Protocol):
 
 
 class Environment(Task, Protocol):
-    """A task that answers back: a policy and it take turns, until one of them has nothing more to say.
+    """A task that answers back: it and the policy take turns until one of them has nothing more to say.
 
-    `score` gets the turns of each episode, and judges how it went. Where `exchangeable`, what it observes and
-    scores is a function of the example and of what the policy said, on every machine: a stranger's episode is
-    played again from what the policy said alone.
+    `score` gets the turns of each episode and judges it. If `exchangeable`, what it observes and scores
+    depends only on the example and on what the policy said, on every machine: a stranger's episode is
+    replayed from what the policy said alone.
     """
 
     @property
@@ -80,12 +79,12 @@ class Environment(Task, Protocol):
 
     @property
     def most_turns(self) -> int:
-        """Turns that the policy has at most."""
+        """The most turns that the policy may take."""
         ...
 
     def score(self, example: Example, completions: Sequence[Said]) -> list[Mapping[str, float | None]]:
-        """Returns the named rewards of each episode, in order. One text, such as a judge's probe, is one of a
-        single turn (chat.turns_of)."""
+        """Returns the named rewards of each episode, in order. A plain text, such as a judge's probe, is an
+        episode of one turn (chat.turns_of)."""
         ...
 
     def observe(self, example: Example, turns: Sequence[Turn]) -> tuple[Message, ...] | None:
@@ -107,7 +106,7 @@ def is_task(given: object) -> TypeGuard[Task]:
 
 
 class TaskAround:
-    """What a task says of itself where it stands around another one: the same, but for what it overrides."""
+    """The attributes of a task that wraps another one: those of the wrapped one, unless overridden."""
 
     task: Any
 
@@ -137,9 +136,9 @@ class TaskAround:
 
 
 class Isolated(TaskAround, ABC):
-    """A task whose code runs in processes of its own, which end at a deadline and on demand. The one
+    """A task whose code runs in separate processes, which end at a deadline and on demand. The only
     implementation is in isolated_task.py, which is imported only for such a task. `task` is what its process
-    says of it."""
+    reported about it."""
 
     version: str
 
@@ -152,7 +151,7 @@ class Isolated(TaskAround, ABC):
     @property
     @abstractmethod
     def workers(self) -> int:
-        """Most requests that are answered at the same time, each in a process of its own."""
+        """The most requests that are answered at the same time, each in its own process."""
 
     @abstractmethod
     def examples(self, seed: int) -> Iterator[Example]: ...
@@ -167,7 +166,7 @@ class Isolated(TaskAround, ABC):
 
     @abstractmethod
     def interrupt(self) -> None:
-        """Ends the work of the process at once; requests that wait for it raise JudgementLost."""
+        """Ends the work of the process at once; requests waiting for it raise JudgementLost."""
 
     @abstractmethod
     def close(self) -> None:
@@ -181,19 +180,19 @@ class Isolated(TaskAround, ABC):
 
 
 def is_exchangeable(task: object) -> bool:
-    """Returns True if rollouts of a task may leave this node. Unless it says otherwise, they may where it
-    judges each answer by itself: its version promises that every node draws and scores alike."""
+    """Returns True if rollouts of a task may leave this node. The default is True for a task that judges each
+    answer by itself: its version promises that every node with the same one draws and scores alike."""
     return bool(getattr(task, "exchangeable", not judges_groups(task)))
 
 
 def judges_groups(task: object) -> bool:
-    """Returns True if a task says that it has to see all answers of a group at once."""
+    """Returns True if a task states that it must see all answers of a group at once."""
     return bool(getattr(task, "judges_groups", False))
 
 
 def levels_of(task: object) -> int:
-    """Returns the number of levels of a task with a curriculum, whose seeds may name one (curriculum.py); 1
-    without."""
+    """Returns the number of levels of a task with a curriculum, whose seeds may name one (curriculum.py);
+    else 1."""
     return int(getattr(task, "levels", 1))
 
 
@@ -211,12 +210,12 @@ def demonstrations_of(task: object) -> Any:
 
 def may_be_exchanged(task: object) -> bool:
     """Returns True if rollouts of a task may leave this node and come to it. Strangers' episodes are played
-    in a process that can be ended: an environment in the node's own process would be theirs to stop."""
+    in a process that can be ended: in the node's own process they could stall the node."""
     return is_exchangeable(task) and (isinstance(task, Isolated) or not is_environment(task))
 
 
 MAX_ABS_REWARD = 1e6
-"""The largest absolute reward, ours or claimed. NaN and the infinities fall outside of any bound, and so do
+"""The largest absolute reward, ours or claimed. It also excludes NaN, the infinities and
 numbers whose squares would overflow."""
 
 
@@ -234,8 +233,8 @@ def holds_out(task: Task, example: Example) -> bool:
 
 
 def draw_train(task: Task, seed: int) -> Iterator[Example]:
-    """Yields training examples of one seed: those within MAX_INDEX that are not held out. None where all of a
-    beginning is, as prompts that are all alike may be."""
+    """Yields training examples of one seed: those within MAX_INDEX that are not held out. Stops early if
+    the first MOST_HELD_OUT all are, as with prompts that are all alike."""
     trains = False
     for number, example in enumerate(islice(task.examples(seed), MAX_INDEX), 1):
         if not holds_out(task, example):
@@ -246,7 +245,7 @@ def draw_train(task: Task, seed: int) -> Iterator[Example]:
 
 
 def draw_held_out(task: Task, seed: int) -> Iterator[Example]:
-    """Yields evaluation examples of one seed, or all of the task's own evaluation set. No node trains on
+    """Yields evaluation examples of one seed, or the task's whole own evaluation set. No node trains on
     them."""
     if evaluation_size_of(task):
         return iter(task.examples(EVALUATION_SEED))
@@ -271,8 +270,8 @@ def redraw(task: Task, key: ExampleKey) -> Example:
 
 
 def score_strictly(task: Task, example: Example, completions: Sequence[Said]) -> tuple[Scores, ...]:
-    """`task.score` as plain numbers, they and their count checked: a broken judge is an error and not a
-    zero."""
+    """Returns `task.score` as plain numbers, checked together with their count: a broken judge is an error,
+    not a zero."""
     # Only an environment's completions are turns, and its `score` takes them.
     scores = task.score(example, cast(Sequence[str], completions))
     if len(scores) != len(completions):
@@ -283,8 +282,8 @@ def score_strictly(task: Task, example: Example, completions: Sequence[Said]) ->
         for name, value in named.items():
             if value is not None and not abs(value) <= MAX_ABS_REWARD:
                 raise TaskError(
-                    f"{task.name}.score: reward {name!r} is {value}, not a number within {MAX_ABS_REWARD:g}",
-                    hint="scale it: advantages do not depend on its unit",
+                    f"{task.name}.score: reward {name!r} is {value}, not a number up to {MAX_ABS_REWARD:g}",
+                    hint="scale it: advantages do not depend on the scale",
                 )
     return tuple(
         {name: None if value is None else float(value) for name, value in named.items()} for named in scores
@@ -292,7 +291,7 @@ def score_strictly(task: Task, example: Example, completions: Sequence[Said]) ->
 
 
 def score_completions(task: Task, example: Example, completions: Sequence[Completion]) -> tuple[Scores, ...]:
-    """Returns the checked scores of these completions. Those that were broken off have none."""
+    """Returns the checked scores of these completions. Interrupted ones have none."""
     whole = [completion.said for completion in completions if not completion.broken_off]
     scores = iter(score_strictly(task, example, whole) if whole else ())
     return tuple({} if completion.broken_off else next(scores) for completion in completions)

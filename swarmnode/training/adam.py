@@ -39,7 +39,7 @@ def learning_rate_at(config: TrainingConfig, done: int, rounds: int | None) -> f
 def adam(parameters: Sequence[nn.Parameter], learning_rate: float) -> torch.optim.AdamW:
     """AdamW with its moments in place: a first step that found no memory for them would leave half of them.
 
-    Raises ModelError where there is no memory for them now.
+    Raises ModelError if there is not enough memory for them.
     """
     # Fused: one pass, and no temporaries of the size of the adapter.
     optimizer = torch.optim.AdamW(
@@ -56,7 +56,7 @@ def adam(parameters: Sequence[nn.Parameter], learning_rate: float) -> torch.opti
         if not is_out_of_memory(error):
             raise
         raise ModelError(
-            "no memory for the optimizer of what is trained",
+            "not enough memory for the optimizer",
             hint="lower policy.lora_rank or node.policies, or use a smaller --model",
         ) from error
     return optimizer

@@ -76,7 +76,7 @@ class Cohort(Generic[Work, Result]):
         were there; ValueError for somebody who has left or is here already."""
         with self._changed:
             if member not in self._members or member in self._next.works:
-                raise ValueError(f"{member} is no member of this cohort, or is here already")
+                raise ValueError(f"{member} is not a member of this cohort, or has already joined")
             meeting = self._next
             meeting.works[member] = work
             self._changed.notify_all()
@@ -93,7 +93,7 @@ class Cohort(Generic[Work, Result]):
             if member in self._members:
                 self._members.remove(member)
                 if late := self.missed[member]:
-                    logger.info("%s was late for %d common training rounds", member, late)
+                    logger.info("%s was late for %d joint training rounds", member, late)
             self._changed.notify_all()
 
     def _wait_to_begin(self, meeting: _Meeting[Work, Result]) -> bool:

@@ -73,7 +73,7 @@ class Forward:
     def add(self, policy: Policy) -> None:
         """One more policy on the same base."""
         if policy.peft_model is not self._peft_model:
-            raise ModelError("policies that train together must stand on one loaded base model")
+            raise ModelError("policies that train together must share one loaded base model")
         self._policies[policy.number] = policy
         self._wake(self._policies.values())
         # One policy needs no route: PEFT's active adapter takes all tokens, also where a layer sees others.
@@ -202,16 +202,16 @@ class Forward:
             raise ModelError(
                 "out of memory with the smallest micro-batch",
                 hint="lower rollout.max_tokens or rollout.max_prompt_tokens, use a smaller --model or"
-                " --set policy.quantization=nf4, or hold this one with others: --pipeline NAME",
+                " --set policy.quantization=nf4, or share this one with others: --pipeline NAME",
             ) from error
-        logger.warning("out of memory: the step is repeated with %s", budget.reason)
+        logger.warning("out of memory: repeating the step with %s", budget.reason)
         if budget.checkpointing and not self._budget.checkpointing:
             self._recompute_layers()
         self._budget = budget
 
     def _recompute_layers(self) -> None:
         if not enable_checkpointing(self._model):
-            logger.warning("this model has no layers that could be computed again in the backward pass")
+            logger.warning("this model has no layers that can be recomputed in the backward pass")
 
     def _batches(self, samples: Sequence[TrainingSample]) -> Iterator[MicroBatch]:
         by_onednn = self._device.type == "cpu" and self._model.dtype is torch.bfloat16

@@ -1,16 +1,16 @@
-"""The losses by name, a record each: what is clipped, which credit belongs to it, and what its mean is over.
+"""The losses by name, one record each: what is clipped, how credit is computed, and what the mean is over.
 
 scored groups -> [loss_of] -> Loss.advantage -> [group_advantages] -> packing.py -> forward.py
               -> objective.py (a weight for each token) -> [policy_loss] -> backward
 
-All are sums over tokens of  weight * surrogate * share,  and a `Loss` is all that one of them is. A share
-depends on its own answer and on the size of the whole optimizer step, never on the micro-batch it came in:
-however a step is cut between answers, the gradients of the parts add up to the same one. A loss of one's own
-is a `Loss` in any module that can be imported: `training.loss = "mymodule:loss"` (configs/README.md).
+Each is a sum over tokens of  weight * surrogate * share,  defined completely by a `Loss`. A share depends on
+its own answer and on the size of the whole optimizer step, never on the micro-batch it came in: however a
+step is split between answers, the gradients of the parts add up to the same one. Your own loss is a `Loss` in
+any importable module: `training.loss = "mymodule:loss"` (configs/README.md).
 
 theta is the policy being trained, prox the one before the round's first update. The weight of a token
-(objective.py) accounts for whoever sampled it: with k = prox / mu as weight, grpo, dapo and dr_grpo are
-decoupled PPO (Hilton et al. 2022), with min(k, cap) truncated importance sampling.
+(objective.py) accounts for the policy that sampled it: with k = prox / mu as weight, grpo, dapo and dr_grpo
+are decoupled PPO (Hilton et al. 2022), with min(k, cap) truncated importance sampling.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,11 +35,11 @@ MAX_LOG_RATIO = 20.0
 square, which a gradient norm takes, is still finite in float32."""
 
 Advantage = Callable[[Sequence[float]], Sequence[float]]
-"""The rewards of a group, two at least and not all equal, to as many advantages."""
+"""Function from the rewards of a group, at least two and not all equal, to as many advantages."""
 
 MeanOver = Literal["tokens", "answers", "answer_sums", "answers_at_full_length"]
-"""Units that a loss is the mean over: all tokens of the step; or its answers, each with the mean over its
-tokens, with their sum, or with their sum divided by the longest answer that the sampler allows."""
+"""What a loss is averaged over: all tokens of the step; or its answers, each counted by the mean over its
+tokens, by their sum, or by their sum divided by the longest answer that the sampler allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,11 @@ class TokenBatch:
     """Log-probabilities under the policy before the round's first update, without gradient."""
     advantages_N: Tensor
     weights_N: Tensor
-    """Weight of a token in every term: 1, a correction for who sampled it, or 0 to leave it out."""
+    """Weight of a token in every term: 1, a correction for the sampling policy, or 0 to leave it out."""
     entropy_N: Tensor | None
-    """Entropy of the next-token distribution, which is only measured. None: not known."""
+    """Entropy of the next-token distribution, for measurement only. None: unknown."""
     reference_N: Tensor | None
-    """Log-probabilities under the base model, without gradient. None: not wanted."""
+    """Log-probabilities under the base model, without gradient. None: not needed."""
     lengths: Sequence[int]
     """Tokens per answer; they add up to N."""
 
@@ -73,11 +73,11 @@ class StepSize:
 
 @dataclass(frozen=True, slots=True)
 class LossOutput:
-    """A loss to call backward on, and measurements without gradient, each a scalar that can be summed."""
+    """A loss to call backward on, and measurements without gradient, all scalars that can be summed."""
 
     loss: Tensor
     clipped: Tensor
-    """Tokens that the clip acted on: their gradient is removed, with cispo it is bounded."""
+    """Number of tokens that were clipped: their gradient is removed, or with cispo bounded."""
     kl: Tensor | None
     """Sum over tokens of the estimated KL divergence to the base, in nats. None: no reference."""
     entropy: Tensor | None
@@ -101,12 +101,12 @@ class Surrogate:
 
     values_N: Tensor
     clipped_N: Tensor
-    """True where the clip acted."""
+    """True where the token was clipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """One value of `training.loss`. Everything that depends on the loss is derived from this record.
+    """One value of `training.loss`. Everything specific to a loss is in this record.
 
     >>> reinforce = Loss(
     ...     surrogate=lambda batch, clip: Surrogate(
@@ -120,16 +120,16 @@ class Loss:
     """
 
     surrogate: Callable[[TokenBatch, Clip], Surrogate]
-    """Function to the objective of each token. Only the token's own answer may enter: others are in the
-    micro-batch by chance."""
+    """Function that returns the objective of each token. It may use only the token's own answer: which others
+    are in the micro-batch is arbitrary."""
     advantage: Advantage
-    """The credit of the answers of a group, from their rewards."""
+    """Function from the rewards of a group's answers to their credit."""
     mean_over: MeanOver
     clip: Clip = Clip(0.2, 0.28)
-    """The clip that `surrogate` is given: wider above than below, as DAPO has it."""
+    """The clip passed to `surrogate`: wider above than below, as in DAPO."""
 
     def counted(self, *, answers: int, tokens: int) -> int:
-        """Returns the count of a step, or of any part of it, in the mean: its tokens or its answers."""
+        """Returns how much a step, or any part of it, counts in the mean: its tokens or its answers."""
         return tokens if self.mean_over == "tokens" else answers
 
     def share_N(self, batch: TokenBatch, step: StepSize) -> Tensor:
@@ -145,10 +145,10 @@ class Loss:
 
 
 def policy_loss(batch: TokenBatch, step: StepSize, config: TrainingConfig) -> LossOutput:
-    """The loss of one micro-batch of an optimizer step of size `step`, by `config.loss`.
+    """Returns the loss of one micro-batch of an optimizer step of size `step`, by `config.loss`.
 
-    Minus the objective, plus `kl_coef` times the KL divergence to the base, which is weighted and shared out
-    as the objective is. Raises ValueError if the coefficient asks for values that the batch does not have.
+    Minus the objective, plus `kl_coef` times the KL divergence to the base, which is weighted and averaged
+    like the objective. Raises ValueError if the coefficient needs values that the batch does not have.
     """
     loss = loss_of(config.loss)
     surrogate = loss.surrogate(batch, loss.clip)
@@ -273,7 +273,7 @@ def group_advantages(rewards: Sequence[float | None], advantage: Advantage) -> l
 
     Unscored completions (None) stay out of every mean and get None. Returns None for the whole group when
     fewer than two were scored or all scored rewards are equal: a zero-advantage group has no gradient. Raises
-    ConfigError where `advantage`, which may be a user's, returns anything but as many finite numbers.
+    ConfigError if `advantage`, which may be a user's, does not return as many finite numbers.
 
     >>> group_advantages([1.0, 0.0, None, 1.0, 0.0], standardised)
     [0.9998000399920016, -0.9998000399920016, None, 0.9998000399920016, -0.9998000399920016]
@@ -290,8 +290,8 @@ def group_advantages(rewards: Sequence[float | None], advantage: Advantage) -> l
         given = []
     if len(given) != len(scored) or not all(map(isfinite, given)):
         raise ConfigError(
-            f"the advantage of training.loss made {made!r:.80} of {len(scored)} rewards",
-            hint="it takes the rewards of a group, a list of floats, and returns as many finite ones",
+            f"the advantage of training.loss returned {made!r:.80} for {len(scored)} rewards",
+            hint="it takes the rewards of a group, a list of floats, and must return as many finite floats",
         )
     credit = iter(given)
     return [None if reward is None else next(credit) for reward in rewards]
@@ -347,28 +347,28 @@ DAPO = Loss(by_token, standardised, "tokens")
 clip wider than the lower one leaves room for unlikely tokens) and section 3.3 (token mean)."""
 
 GSPO = Loss(by_geometric_mean, standardised, "answers", Clip(3e-4, 4e-4))
-"""Zheng et al. 2025 (GSPO), as `by_geometric_mean` has it, with the clip of the paper."""
+"""Zheng et al. 2025 (GSPO), as in `by_geometric_mean`, with the clip of the paper."""
 
 CISPO = Loss(by_clipped_weight, standardised, "tokens")
-"""MiniMax 2025 (MiniMax-M1), as `by_clipped_weight` has it."""
+"""MiniMax 2025 (MiniMax-M1), as in `by_clipped_weight`."""
 
 RLOO = Loss(by_product, against_the_others, "answer_sums")
-"""Ahmadian et al. 2024 (Back to basics), as `by_product` has it: an answer is one action."""
+"""Ahmadian et al. 2024 (Back to basics), as in `by_product`: an answer is one action."""
 
 
 def loss_of(name: str) -> Loss:
-    """The record that `training.loss` names: one of ours (registry.py), or one's own.
+    """Returns the record that `training.loss` names: a built-in one (registry.py), or a user's own.
 
     >>> loss_of("grpo") is loss_of("swarmnode.training.losses:GRPO")
     True
 
-    Raises ConfigError where there is none.
+    Raises ConfigError if there is none.
     """
     found = find("loss", name)
     if not isinstance(found, Loss):
         called = name.partition(":")[2]
         raise ConfigError(
-            f"training.loss = {name!r} is a {type(found).__name__} and not a Loss",
+            f"training.loss = {name!r} is a {type(found).__name__}, not a Loss",
             hint=f"write {called} = Loss(surrogate, advantage, mean_over), from swarmnode.training.losses",
         )
     return found

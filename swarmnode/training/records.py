@@ -207,7 +207,7 @@ def read_state(folder: Path) -> State:
 
 
 def unreadable(folder: Path, error: OSError) -> CheckpointError:
-    """The error of a disk that cannot be read now, which is no damage."""
+    """The error of a disk that cannot be read now, which does not mean damage."""
     return CheckpointError(f"checkpoint {folder.name} cannot be read: {error}", hint="check the disk")
 
 

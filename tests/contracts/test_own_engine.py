@@ -87,12 +87,12 @@ def test_its_memory_is_planned_for_as_that_of_a_copy_of_the_model(quick_model: P
         (
             "sglang",
             ConfigError,
-            "no such engine: there are auto, embedded, generate, vllm; or one of",
+            "no such engine; available: auto, embedded, generate, vllm. Use",
         ),
         ("no_such_module:ENGINE", ConfigError, "No module named 'no_such_module'.*install 'no_such_module'"),
         ("tests.toy_engine:SLOW", ConfigError, "no attribute 'SLOW'.*has: .*ENGINE"),
         (f"{__name__}:NOTHING", ConfigError, "NOTHING' made a NoneType, which lacks: capabilities, .*close"),
-        ("tests.toy_engine:NO_ENGINE", ConfigError, "function and not an EngineRecord.*EngineRecord"),
+        ("tests.toy_engine:NO_ENGINE", ConfigError, "function, not an EngineRecord.*EngineRecord"),
         (
             "tests.toy_engine:FOR_A_CARD",
             EngineError,

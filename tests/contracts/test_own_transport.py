@@ -85,7 +85,7 @@ def test_a_transport_that_makes_no_host_says_what_that_lacks(tmp_path: Path) -> 
 
 def test_a_node_with_a_wrong_transport_ends_before_it_looks_at_its_model(tmp_path: Path) -> None:
     said = {"network.transport": f"{__name__}:without_options"}
-    with pytest.raises(ConfigError, match=r"unexpected keyword argument 'listen'.*Transport of"):
+    with pytest.raises(ConfigError, match=r"unexpected keyword argument 'listen'.*Transport in"):
         sn.run([("a", "b")], "exact_match", model=tmp_path / "no model", home=tmp_path, settings=said)
 
 
@@ -101,7 +101,7 @@ def test_doctor_looks_at_a_transport_of_ones_own() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("quic", "no such transport: there are p2pd; or one of your own as mymodule:name"),
+        ("quic", "no such transport; available: p2pd. Use your own as mymodule:name"),
         ("no_such_module:host", "cannot be imported: No module named 'no_such_module'"),
     ],
 )

@@ -155,15 +155,15 @@ def test_a_run_that_is_named_goes_on_with_other_tasks_knowingly(options: dict[st
     assert (second.run, second.rounds) == ("mine", 3), "its rounds are counted on"
     for reward in (second.reward_first, second.reward_last):
         assert reward is not None and reward <= -1.0, "measured anew"
-    (line,) = said(home, "run mine goes on, but the examples or the reward of rows changed")
-    assert re.search(r"\d+ answers of its book and \d+ groups under way are dropped", line)
+    (line,) = said(home, "run mine continues, but the examples or the reward of rows changed")
+    assert re.search(r"\d+ answers in its book and \d+ unfinished groups are dropped", line)
     assert [run.name for run in runs_in(resolve_paths(home).checkpoints)] == ["mine"]
 
     plain = sn.run(ROWS, negative, rounds=1, **options)
     assert (plain.run, plain.rounds) == ("rows", 1), "who does not name it leaves it alone"
     third = sn.run(ROWS, negative, rounds=4, run="mine", **options)
     assert (third.rounds, third.reward_first) == (4, second.reward_first)
-    assert len(said(home, "run mine goes on, but")) == 1, "it is of these tasks now"
+    assert len(said(home, "run mine continues, but")) == 1, "it is of these tasks now"
 
 
 def test_a_run_that_is_named_and_done_returns_no_reward_for_other_tasks(options: dict[str, Any]) -> None:
@@ -185,7 +185,7 @@ def test_another_model_gets_a_run_of_its_own(options: dict[str, Any], home: Path
     second = sn.run(ROWS, positive, rounds=1, **{**options, "model": other})
     assert (first.run, second.run, second.rounds) == ("rows", "rows-2", 1)
     assert said(home, "run rows, of another model, is kept at round 2")
-    with pytest.raises(CheckpointError, match="run rows is of another model"):
+    with pytest.raises(CheckpointError, match="run rows belongs to another model"):
         sn.run(ROWS, positive, rounds=1, run="rows", **{**options, "model": other})
     assert sn.run(ROWS, positive, rounds=3, **options).rounds == 3
 
@@ -252,7 +252,7 @@ def test_what_reads_a_checkpoint_takes_the_newest_run_and_says_which_or_the_one_
     assert (tmp_path / "adapter" / "adapter_model.safetensors").read_bytes() == adapters(home)[
         "rows/round-00000002"
     ]
-    with pytest.raises(CheckpointError, match="there is no run gone in this home") as caught:
+    with pytest.raises(CheckpointError, match="no run gone in this home") as caught:
         sn.load_policy(run="gone", **options)
     assert "rows-2" in caught.value.hint
 

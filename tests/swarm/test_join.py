@@ -217,7 +217,7 @@ def test_a_full_disk_costs_no_checkpoint_stops_no_training_and_is_told_at_the_en
 
     second = join(*settings, "--rounds", "4", home="disk")
     assert second.wait() == StorageError.exit_code, second.story
-    assert "round 4/4" in second.story and "the node goes on" in second.story
+    assert "round 4/4" in second.story and "the node continues" in second.story
     assert "rounds 3 to 4 could not be saved" in second.story and "after round 2" in second.story
     assert "Traceback" not in second.story
     assert adapter(second, 2) == kept

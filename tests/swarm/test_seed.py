@@ -143,5 +143,5 @@ def test_a_stop_before_the_node_is_up_is_obeyed_as_ctrl_c_is(tmp_path: Path) -> 
     assert "created the identity" in node.stderr.readline(), "it has begun, and builds its policy for seconds"
     node.send_signal(signal.SIGTERM)
     _, story = node.communicate(timeout=60)
-    assert node.returncode == 130 and "error: stopped before the node was up" in story, story
+    assert node.returncode == 130 and "error: stopped before the node had started" in story, story
     assert "Traceback" not in story

@@ -150,9 +150,9 @@ def test_a_module_of_ones_own_that_fails_while_it_is_imported_is_told_with_its_l
 
 
 def test_what_is_unknown_is_answered_with_all_that_is_known() -> None:
-    with pytest.raises(ConfigError, match=r"no such rule: there are sapo, .*own_book; or .*swarmnode\.rule"):
+    with pytest.raises(ConfigError, match=r"no such rule; available: sapo, .*own_book\. .*swarmnode\.rule"):
         find("rule", "sopa")
-    with pytest.raises(ConfigError, match=r"node.learner = 'x': no such learner: there are local;"):
+    with pytest.raises(ConfigError, match=r"node.learner = 'x': no such learner; available: local\."):
         load_config(environ={}, assignments=["node.learner=x"])
 
 
@@ -186,8 +186,8 @@ class Lidded:
 def test_a_part_is_called_as_it_is_said_or_refused_with_how() -> None:
     for name in ("called", "called_with_more"):
         assert find_called("transport", f"{__name__}:{name}", Like.__call__) is globals()[name]
-    how = rf"it is called as Like of {__name__}: \(a, b=\)"
-    with pytest.raises(ConfigError, match=rf"NUMBER' is a int, which cannot be called.*{how}"):
+    how = rf"it must take the arguments of Like in {__name__}: \(a, b=\)"
+    with pytest.raises(ConfigError, match=rf"NUMBER' is a int, which is not callable.*{how}"):
         find_called("transport", f"{__name__}:NUMBER", Like.__call__)
     with pytest.raises(ConfigError, match=rf"network.transport = .* unexpected keyword argument 'b'.*{how}"):
         find_called("transport", f"{__name__}:Lidded.open", Like.__call__)

@@ -42,8 +42,8 @@ class BodyRoutes:
         neither."""
         return True if author in self.connected else None if self.is_direct(author, now) else False
 
-    def cannot_dial(self, author: str, now: float) -> None:
-        """Take note that the author could not be dialled."""
+    def note_undialable(self, author: str, now: float) -> None:
+        """Note that the author could not be dialled."""
         self._dial_at[author] = now + DIAL_AGAIN_S
 
     def leads_to(self, author: str) -> bool:

@@ -116,11 +116,11 @@ class BodyTransfer:
         """Starts to answer requests. Raises NetworkError."""
         await self._host.serve(BODY_PROTOCOL, self.answer, max_request_bytes=MAX_REQUEST_BYTES)
 
-    def is_connected_to(self, peers: Collection[str]) -> None:
-        """Take note of the peers that we hold a connection to."""
+    def set_connected(self, peers: Collection[str]) -> None:
+        """Set the peers that we are connected to."""
         self._looked_at = asyncio.get_running_loop().time()
         self.routes.connected = frozenset(peers)
-        self.holder.is_connected_to(peers)
+        self.holder.set_connected(peers)
 
     async def _look_again(self) -> None:
         """See who has come since somebody looked: once, however many want to know."""
@@ -131,9 +131,9 @@ class BodyTransfer:
             if self._looked_at >= wanted_at:
                 return
             try:
-                self.is_connected_to(await self._host.peers())
+                self.set_connected(await self._host.peers())
             except NetworkError as error:
-                logger.debug("could not look who is connected: %s", error)
+                logger.debug("cannot list connected peers: %s", error)
 
     async def answer(self, peer: str, request: bytes) -> bytes:
         """Return the body that a peer asks for, or nothing."""
@@ -166,7 +166,7 @@ class BodyTransfer:
         if reputation.is_banned(peer, now):
             self._ledger.drop(Reason.BANNED, peer)
             return False
-        if not reputation.may_request(peer, now):
+        if not reputation.take_request(peer, now):
             self._ledger.drop(Reason.TOO_MANY_REQUESTS, peer)
             return False
         return True
@@ -274,7 +274,7 @@ class BodyTransfer:
             for task in asked:
                 task.cancel()
         if direct and not connected and search.in_vain:
-            self.routes.cannot_dial(author, self._clock())
+            self.routes.note_undialable(author, self._clock())
         if giver is None:
             return None
         body, peer = giver.result(), asked[giver]
@@ -367,5 +367,5 @@ def read_request(request: bytes) -> tuple[bytes, str]:
     try:
         author = check_peer_id(request[HASH_BYTES:].decode("ascii"))
     except (UnicodeDecodeError, NetworkError) as error:
-        raise Rejected(Reason.BAD_REQUEST, "it is not a hash and a peer id") from error
+        raise Rejected(Reason.BAD_REQUEST, "expected a hash and a peer id") from error
     return request[:HASH_BYTES], author

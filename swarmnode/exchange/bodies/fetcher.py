@@ -121,8 +121,8 @@ class Fetcher:
         """Look at the pool again: it or the demand has changed."""
         self._woken.set()
 
-    def has_answered(self, examples: Iterable[ExampleKey]) -> None:
-        """Take note of examples that we answered, or are about to."""
+    def note_answered(self, examples: Iterable[ExampleKey]) -> None:
+        """Note examples that we have answered, or are about to."""
         for key in examples:
             self.answered[key] = None
 
@@ -368,7 +368,7 @@ class Fetcher:
             await asyncio.sleep(TICK_S)
             self._pool.add(announcement)
         except Exception:
-            logger.exception("a group of %s could not be handled", author)
+            logger.exception("failed to handle a group from %s", author)
             self._was_in_vain(author, Reason.INTERNAL, len(body))
             self._ledger.drop(Reason.INTERNAL, author)
         finally:
@@ -381,8 +381,8 @@ class Fetcher:
         known = self._context.trust_of(author) != "newcomer"
         if self._unfit.overran(task, author, self._context.clock(), known=known):
             logger.warning(
-                "episodes of %s take longer here than strangers' may (%g s a group): next to no groups of it"
-                " are fetched from %s for %g s",
+                "episodes of %s take longer here than the limit for strangers (%g s a group); fetching few"
+                " groups of it from %s for %g s",
                 task,
                 PLAY_S,
                 "anybody" if known else "newcomers",
@@ -422,7 +422,7 @@ class Fetcher:
     def _keep(self, announcement: Announcement, body: bytes, checked: CheckedBody) -> None:
         now = self._context.clock()
         if not self.seen.add(checked.fingerprint, now):
-            raise Rejected(Reason.COPIED, "the same answers came before")
+            raise Rejected(Reason.COPIED, "the same answers came earlier")
         self._bodies.foreign.put(announcement.header.body_hash, body)
         displaced = self._buffer.add(Accepted(announcement, checked.group))
         if displaced is not None:

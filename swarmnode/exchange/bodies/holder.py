@@ -116,8 +116,8 @@ class Holder:
         self.pulled = 0
         """Bodies that we fetched because others asked for them."""
 
-    def is_connected_to(self, peers: Collection[str]) -> None:
-        """Take note of the peers that we hold a connection to. What others announced is forgotten."""
+    def set_connected(self, peers: Collection[str]) -> None:
+        """Set the peers that we are connected to. What others announced is forgotten."""
         came, self._connected = frozenset(peers) - self._connected, frozenset(peers)
         for author in self._authors.keys() - self._connected:
             del self._authors[author]
@@ -219,7 +219,7 @@ class Holder:
             body = await self._pull(name, body_hash, announced.size_bytes)
         except Exception:
             # The peer boundary: whatever one author does to us, we go on fetching from the others.
-            logger.exception("a body of %s could not be fetched for others", name)
+            logger.exception("failed to fetch a body of %s for others", name)
         took_s = _now_s() - began
         if body is None:
             announced.tries -= 1

@@ -87,7 +87,7 @@ def require_readable(group: RolloutGroup, encode: Encode, max_tokens: int) -> No
         for completion in group.completions
     )
     if 2 * longer >= len(group.completions):
-        raise Rejected(Reason.TOO_LONG, f"{longer} answers, once read again")
+        raise Rejected(Reason.TOO_LONG, f"{longer} answers, when tokenized again")
 
 
 def resealed(header: Header, body: bytes, key: NodeKey, *, now: float) -> SignedGroup:

@@ -62,7 +62,7 @@ class HeaderGossip:
                     hear(message)
                 except Exception:
                     # The peer boundary: whatever a message does to us, the next one is heard.
-                    logger.exception("a message of %s could not be handled", message.sender)
+                    logger.exception("failed to handle a message from %s", message.sender)
                 # A full queue hands out message after message without a pause; others want to run too.
                 await asyncio.sleep(0)
         finally:

@@ -165,7 +165,7 @@ class Publisher:
         if self._settings.private:
             raise Rejected(Reason.PRIVATE, "it stays at home")
         if not self._pace.take(now=self._context.clock()):
-            raise Rejected(Reason.PACED, "others would not hear more of us in this time")
+            raise Rejected(Reason.PACED, "others would not accept more from us in this time")
         self._bodies.put(composed.header.body_hash, composed.body)
         await self._context.host.publish(self._topic, composed.sealed)
         self._ledger.bytes_out += len(composed.sealed)
@@ -182,7 +182,7 @@ class Publisher:
     def _note_host(self, error: NetworkError | None) -> None:
         """Says once that the network went away, and once that it is back."""
         if error is not None and not self._host_was_down:
-            logger.warning("rollouts are not announced until the network is back: %s", error)
+            logger.warning("not announcing rollouts until the network is back: %s", error)
         elif error is None and self._host_was_down:
-            logger.info("the network is back: rollouts are announced again")
+            logger.info("the network is back: announcing rollouts again")
         self._host_was_down = error is not None

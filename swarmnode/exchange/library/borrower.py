@@ -230,7 +230,7 @@ class Borrower:
         """Groups of our own file that the book may not have; no faster than half of the judge's time."""
         tasks = [(task.name, task.version) for task in self._tasks.values()]
         if unread := self.shelf.unread(tasks):
-            logger.info("judging the %d groups of this home's library that are not learnt from yet", unread)
+            logger.info("judging the %d groups in this home's library that have not been learnt from", unread)
         waiting: list[tuple[Announcement, bytes]] = []
         while not self._is_enough():
             while len(waiting) < JUDGED_TOGETHER and (group := self.shelf.next_unread(tasks)) is not None:
@@ -246,7 +246,7 @@ class Borrower:
                 judged = await self._judged(waiting, payer=None)
             except Exception:
                 # Our task's code may raise anything; what else the home has is still read.
-                logger.exception("%d groups of our own library could not be judged", len(waiting))
+                logger.exception("failed to judge %d groups of our own library", len(waiting))
                 self._refused[Reason.INTERNAL] += len(waiting)
                 waiting.clear()
                 continue
@@ -259,7 +259,7 @@ class Borrower:
             await self._until_there_is_room()
         if unread:
             refused = sum(self._refused.values())
-            logger.info("judged this home's library: %d groups to learn from, %d refused", self._own, refused)
+            logger.info("judged this home's library: %d groups accepted, %d refused", self._own, refused)
 
     def _settings_of(self, group: SignedGroup) -> ExchangeSettings:
         """A file may be of another swarm: whoever put it here believes it."""
@@ -289,9 +289,9 @@ class Borrower:
                     await self._ask_on(lender, section)
                 await self._judge_what_waits(lender)
         except TimeoutError:
-            logger.debug("the library of %s took too long", peer)
+            logger.debug("reading the library of %s took too long", peer)
         except Exception:
-            logger.exception("the library of %s could not be handled", peer)
+            logger.exception("failed to read the library of %s", peer)
             self._ledger.drop(Reason.INTERNAL, peer)
         finally:
             # Another peer may have time for what was fetched and not judged.
@@ -367,7 +367,7 @@ class Borrower:
             return await self._bodies.fetch_from(lender.peer, announcement, timeout_s=ASK_S)
         header = announcement.header
         if len(beside) != header.body_bytes or hash_body(beside) != header.body_hash:
-            raise Rejected(Reason.WRONG_BODY, "beside a header that names another")
+            raise Rejected(Reason.WRONG_BODY, "next to a header that names another")
         return beside
 
     async def _judge_what_waits(self, lender: "_Lender") -> None:
@@ -376,7 +376,7 @@ class Borrower:
             await _until(lambda: self._fetcher.may_be_judged(lender.peer))
             for (announcement, body), found in await self._judged(lender.waiting, payer=lender.peer):
                 if not isinstance(found, Rejected) and found.fingerprint in self._contents:
-                    found = Rejected(Reason.COPIED, "the same answers came under another name")
+                    found = Rejected(Reason.COPIED, "the same answers came from another author")
                 if isinstance(found, Rejected):
                     self._refuse(lender, found)
                     continue
@@ -497,7 +497,7 @@ class _Section:
         if (header.task, header.version) != (self.task, self.version):
             raise Rejected(Reason.MALFORMED, "a page of another task")
         if header.body_hash <= self.after:
-            raise Rejected(Reason.MALFORMED, "a page that goes back")
+            raise Rejected(Reason.MALFORMED, "a page out of order")
         self.after = header.body_hash
         if self.wrapped and self.after > self.start:
             self.ends()

@@ -118,12 +118,12 @@ class LibraryPages:
                 max_response_bytes=MAX_PAGE_BYTES,
             )
         except MessageTooLarge as error:
-            raise Rejected(Reason.TOO_LARGE, "a page larger than any may be") from error
+            raise Rejected(Reason.TOO_LARGE, "a page over the size limit") from error
         except RequestTimeout as error:
             raise Rejected(Reason.TIMEOUT) from error
         except NetworkError as error:
             raise Rejected(Reason.UNAVAILABLE, str(error)) from error
         if not data:
-            raise Rejected(Reason.UNAVAILABLE, "it gives us nothing now")
+            raise Rejected(Reason.UNAVAILABLE, "it is not giving us anything now")
         self._bodies.fetched(len(data))
         return decoded(_pages, data)

@@ -97,7 +97,7 @@ class Shelf:
         self._lines = 0
         """Lines of the file."""
         self._torn = False
-        """The file has something in it that is no row."""
+        """The file contains something other than rows."""
         self._told = False
         self._writing: asyncio.Future[None] | None = None
 
@@ -188,11 +188,11 @@ class Shelf:
                 elif found.name not in self._rows:
                     self._add(ShelvedGroup(found, written=True, unread=True))
         except OSError as error:
-            logger.warning("the library cannot be read: %s; it begins empty", error)
+            logger.warning("cannot read the library: %s; starting with an empty one", error)
         self._torn = self._torn or damaged > 0
         self._keep_within_bounds()
         if damaged:
-            logger.warning("%d rows of the library are damaged and left out (%s)", damaged, self._path)
+            logger.warning("skipping %d damaged rows of the library (%s)", damaged, self._path)
         return damaged
 
     async def run(self) -> None:
@@ -232,7 +232,7 @@ class Shelf:
                     file.write(data)
         except OSError as error:
             if not self._told:
-                logger.warning("the library cannot be kept on disk: %s; the node goes on", error)
+                logger.warning("cannot write the library to disk: %s; the node continues", error)
             self._told = self._torn = True
             return
         self._lines = len(rows) + (0 if anew else self._lines)

@@ -70,7 +70,7 @@ def signed_group(sealed: bytes, body: bytes) -> SignedGroup:
     if header.protocol != PROTOCOL:
         raise Rejected(Reason.OTHER_PROTOCOL, f"protocol {header.protocol}, this version reads {PROTOCOL}")
     if len(body) != header.body_bytes or hash_body(body) != header.body_hash:
-        raise Rejected(Reason.WRONG_BODY, f"{len(body)} bytes that are not what its header names")
+        raise Rejected(Reason.WRONG_BODY, f"{len(body)} bytes that do not match its header")
     open_body(body, author, header)
     return SignedGroup(author, header, sealed, body)
 
@@ -117,7 +117,7 @@ def read_line(line: bytes) -> SignedGroup:
     group = signed_group(row.header, row.body)
     signed = group.header.task, group.header.version, group.author
     if (row.task, row.version, row.author) != signed:
-        raise Rejected(Reason.BODY_MISMATCH, "it says another task, version or author than was signed")
+        raise Rejected(Reason.BODY_MISMATCH, "its task, version or author differs from what was signed")
     return group
 
 

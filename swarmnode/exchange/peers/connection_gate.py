@@ -57,10 +57,10 @@ class ConnectionGate:
             try:
                 await self._host.disconnect(peer, barred_s=self._banned_for_s(peer))
             except NetworkError as error:
-                logger.debug("%s is banned and could not be disconnected: %s", peer, error)
+                logger.debug("%s is banned but could not be disconnected: %s", peer, error)
 
     async def _look(self) -> None:
         try:
             self._tell(await self._host.peers())
         except NetworkError as error:
-            logger.debug("could not look who is connected: %s", error)
+            logger.debug("cannot list connected peers: %s", error)

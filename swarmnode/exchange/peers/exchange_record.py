@@ -94,7 +94,7 @@ def load(path: Path) -> Record | None:
     aside, with a warning: what it knew is lost, and that there was a life before is not."""
     if not path.exists():
         return None
-    return read_kept(path, "what we remembered of peers", _decoder.decode, MAX_RECORD_BYTES) or Record()
+    return read_kept(path, "the record of peers", _decoder.decode, MAX_RECORD_BYTES) or Record()
 
 
 class Recorder:
@@ -138,7 +138,7 @@ class Recorder:
             replace_file(self._path, msgspec.msgpack.encode(record))
         except OSError as error:
             if not self._failed:
-                logger.warning("what we remember of peers cannot be kept: %s; the node goes on", error)
+                logger.warning("cannot write the record of peers: %s; the node continues", error)
             self._failed = True
         else:
             self._failed = False

@@ -52,7 +52,7 @@ class Ledger(ExchangeCounts):
         logger.debug("%s from %s: %s", known, peer, detail)
         if newly_banned:
             logger.warning(
-                "%s (%s) is banned for now: its score fell below %.0f, at last for %s",
+                "%s (%s) is banned for now: its score fell below %.0f, most recently for %s",
                 memorable_name(peer),
                 peer,
                 BAN_BELOW,
@@ -65,7 +65,7 @@ class Ledger(ExchangeCounts):
             return
         self._told |= {reason, (reason, peer)}
         logger.info(
-            "%s, from %s (%s): %s; further ones of it are only counted (docs/metrics.md)",
+            "%s, from %s (%s): %s; further ones are only counted (docs/metrics.md)",
             "counted against its author" if reason is Reason.FALSE_CLAIM else "not used",
             memorable_name(peer),
             peer,

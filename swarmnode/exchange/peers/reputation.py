@@ -127,8 +127,8 @@ class Reputation:
         """Use up one header of the peer's allowance."""
         self._of(peer).headers.take(now=now)
 
-    def may_request(self, peer: str, now: float) -> bool:
-        """Use up one body request of the peer's allowance."""
+    def take_request(self, peer: str, now: float) -> bool:
+        """Use one body request of the peer's allowance; False if none is left."""
         return self._of(peer).requests.take(now=now)
 
     # ---- how it behaves ----

@@ -72,7 +72,7 @@ def check_body(data: bytes, announcement: Announcement, rules: BodyRules) -> Che
         # It may be slow for everybody, and its author need not know.
         raise Rejected(Reason.PLAY_TIMEOUT, error.message) from error
     if all(reward is None for reward in group.rewards):
-        raise Rejected(Reason.JUDGE_BUSY, "our judge gave none of its answers a score")
+        raise Rejected(Reason.JUDGE_BUSY, "our judge gave no score to any of its answers")
     return CheckedBody(group, fingerprint(body), false_claim(header, group))
 
 
@@ -100,8 +100,8 @@ def false_claim(header: Header, group: RolloutGroup) -> str:
         "none" if mean is None else f"{mean:.3g}" for mean in (header.reward_mean, group.reward_mean)
     )
     return (
-        f"{header.task}: its author says a mean reward of {claimed}, our judge {own}; a reward that differs"
-        " from machine to machine does this, too"
+        f"{header.task}: its author claims a mean reward of {claimed}, our judge gives {own}; rewards that"
+        " differ between machines also cause this"
     )
 
 
@@ -148,7 +148,9 @@ def _check_prompt(prompt: Prompt, rules: BodyRules) -> None:
     # Its author's policy may take longer prompts than ours, or its tokenizer may need fewer tokens for them.
     length = len(rules.prompt_ids(prompt))
     if length > rules.max_prompt_tokens:
-        raise Rejected(Reason.LONG_PROMPT, f"a prompt of {length} tokens, we take {rules.max_prompt_tokens}")
+        raise Rejected(
+            Reason.LONG_PROMPT, f"a prompt of {length} tokens; our limit is {rules.max_prompt_tokens}"
+        )
 
 
 def _look_at(
@@ -167,9 +169,9 @@ def _look_at(
     if unfit >= len(completions):
         longest = (
             f"have more tokens in our tokenizer than we allow (our rollout.max_tokens = {rules.max_tokens});"
-            " its author may have sampled fewer, or have another tokenizer"
+            " its author may have sampled fewer, or use another tokenizer"
         )
-        fault = longest if reader.refusal == Reason.TOO_LONG else "have another end when we play them"
+        fault = longest if reader.refusal == Reason.TOO_LONG else "end differently when we replay them"
         raise Rejected(reader.refusal, f"{task.name}: {unfit} of {len(read)} answers {fault}")
     scores = _score(task, example, completions)
     if not any(completion.token_ids for completion in completions):
@@ -199,7 +201,7 @@ def _reader(
     if not is_environment(task):
         return _TextReader(policy_version, rules)
     if rules.encode_turns is None:
-        raise Rejected(Reason.UNSCORABLE, "this node plays no episodes")
+        raise Rejected(Reason.UNSCORABLE, "this node does not play episodes")
     longest = rules.max_tokens
     return EpisodeReader(task, example, policy_version, rules.encode_turns, longest, rules.clock)
 
@@ -223,7 +225,7 @@ def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Comple
     answer that is nothing but its end has no tokens: it counts in its group's mean and is not trained on.
     """
     if not isinstance(answer.text, str):
-        raise Rejected(Reason.MALFORMED_BODY, "turns of a task that does not answer back")
+        raise Rejected(Reason.MALFORMED_BODY, "turns for a task that is not an environment")
     if len(answer.text) > rules.max_tokens * MAX_CHARS_PER_TOKEN:
         return None  # without being tokenized, which would take seconds
     token_ids = rules.encode(answer.text, "length")

@@ -47,13 +47,13 @@ class EpisodeReader:
         played: list[Completion | None] = []
         for answer in answers:
             if not isinstance(answer.text, tuple):
-                raise Rejected(Reason.MALFORMED_BODY, "an answer of an environment's task without turns")
+                raise Rejected(Reason.MALFORMED_BODY, "an environment's answer without turns")
             turns = self._turns(answer.text)
             if turns is None:
                 break
             played.append(self._completion(turns))
         if not played:
-            raise Rejected(Reason.PLAY_TIMEOUT, f"no episode came to its end within {PLAY_S:g} s")
+            raise Rejected(Reason.PLAY_TIMEOUT, f"no episode ended within {PLAY_S:g} s")
         return played
 
     def _turns(self, saids: Sequence[str]) -> tuple[Turn, ...] | None:

@@ -73,13 +73,13 @@ def check_fits(
         raise Rejected(Reason.OTHER_SWARM)
     task = tasks.get(header.task)
     if task is None:
-        raise Rejected(Reason.OTHER_TASK, f"there is no {header.task} here (version {header.version})")
+        raise Rejected(Reason.OTHER_TASK, f"no task {header.task} here (version {header.version})")
     if task.version != header.version:
         raise Rejected(
             Reason.OTHER_VERSION, f"{header.task}, version {header.version}: ours is {task.version}"
         )
     if spread and (header.reward_std is None or header.reward_std < MIN_REWARD_SPREAD):
-        raise Rejected(Reason.NO_SPREAD, "by its author's own account it teaches nothing")
+        raise Rejected(Reason.NO_SPREAD, "its author's own rewards are all equal")
     if header.body_bytes > largest_body(header.group_size, settings.max_tokens):
         raise Rejected(Reason.OVERSIZED, f"{header.body_bytes} bytes: answers over rollout.max_tokens")
 
@@ -88,7 +88,7 @@ def require_exchanged(task: Task | None) -> None:
     """The one rule of which tasks' groups go to other nodes and come from them; policies of one process are
     one node. A vote among a stranger's answers, for one, is the stranger's own word. Raises Rejected."""
     if task is not None and not may_be_exchanged(task):
-        raise Rejected(Reason.NOT_EXCHANGED, f"what is answered to {task.name} stays at home")
+        raise Rejected(Reason.NOT_EXCHANGED, f"answers to {task.name} stay at home")
 
 
 def largest_body(group_size: int, max_tokens: int) -> int:

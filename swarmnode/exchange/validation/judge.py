@@ -54,7 +54,7 @@ class Judge:
         where a process was still being loaded, which is nobody's work."""
         async with self._turn:
             if self.stuck >= MAX_STUCK_JUDGEMENTS:
-                raise Rejected(Reason.JUDGE_STUCK, f"{self.stuck} judgements never ended")
+                raise Rejected(Reason.JUDGE_STUCK, f"{self.stuck} judgements never returned")
             began, loading = self._clock(), False
             try:
                 return await self._run_in_thread(work, author)

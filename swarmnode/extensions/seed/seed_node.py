@@ -73,7 +73,7 @@ class SeedNode:
         self._headers = HeaderGossip(host, {topic_of(swarm): self._hear, **beside})
         self._ledger = Ledger(Reputation(), time.time, on_ban=lambda peer: self._door.bar(peer))
         self._bodies = BodyTransfer(host, settings, self._ledger, clock=time.time, rng=random.Random())
-        self._door = ConnectionGate(host, self._ledger.banned_for_s, self._bodies.is_connected_to)
+        self._door = ConnectionGate(host, self._ledger.banned_for_s, self._bodies.set_connected)
         self._health = SwarmHealth(swarm, time.time)
         self._pace = TokenBucket(TOTAL_HEADERS_PER_S, TOTAL_HEADERS_BURST)
         """Headers that are looked into; all are passed on."""

@@ -23,15 +23,15 @@ def nf4_arguments(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     if device.type not in DEVICES or missing:
         reason = f"{' and '.join(missing)} is not installed"
         if device.type not in DEVICES:
-            reason = f"it needs a CUDA card or a CPU, and this is {device.type}"
+            reason = f"it needs a CUDA card or a CPU, not {device.type}"
         raise ModelError(
-            f"policy.quantization = nf4 cannot be had: {reason}",
+            f"policy.quantization = nf4 is unavailable: {reason}",
             hint=f"{how_to_install('quant')}, or --set policy.quantization=none",
         )
     if device.type == "cpu":
         logger.warning(
-            "4-bit weights on a CPU are for models that would not fit otherwise: every product takes its"
-            " weight apart first, which makes sampling two to three times as slow"
+            "4-bit weights on a CPU are only worthwhile for models that would not fit otherwise: weights are"
+            " unpacked for every product, which makes sampling two to three times as slow"
         )
     from transformers import BitsAndBytesConfig
 

@@ -91,7 +91,7 @@ class ControlClient:
         try:
             peer_id = peer_id_from_bytes(reply.identify.id)
         except NetworkError as error:
-            raise HostDown("the network process does not know who it is") from error
+            raise HostDown("the network process did not report its identity") from error
         return PeerAddresses(peer_id, readable_addresses(reply.identify.addrs))
 
     async def connected_peers(self) -> tuple[PeerAddresses, ...]:
@@ -221,7 +221,7 @@ class ControlClient:
             writer.write(encode_frame(request.SerializeToString()))
             await writer.drain()
         except OSError as error:
-            raise HostDown("the network process hung up") from error
+            raise HostDown("the network process closed the connection") from error
         reply = await self._receive(reader, self._pb.Response(), too_large=too_large)
         if reply.type == self._pb.Response.ERROR:
             said = " ".join(_text(reply.error.msg).split())
@@ -235,9 +235,9 @@ class ControlClient:
         try:
             message.ParseFromString(await read_frame(reader, MAX_REPLY_BYTES))
         except MessageTooLarge as error:
-            raise too_large(f"the network process passed on too much: {error.message}") from error
+            raise too_large(f"the network process sent too large a message: {error.message}") from error
         except (OSError, asyncio.IncompleteReadError, DecodeError) as error:
-            raise HostDown("the network process hung up") from error
+            raise HostDown("the network process closed the connection") from error
         if not message.IsInitialized():
             raise HostDown("the network process sent a message without its required fields")
         return message
@@ -254,7 +254,7 @@ class ControlClient:
         try:
             return await asyncio.open_unix_connection(str(self._socket_path))
         except OSError as error:
-            raise HostDown("the network process does not listen") from error
+            raise HostDown("the network process is not accepting connections") from error
 
     @asynccontextmanager
     async def _connection(self) -> AsyncGenerator[Stream, None]:
@@ -272,7 +272,7 @@ async def _deadline(timeout_s: float, late: type[NetworkError]) -> AsyncGenerato
         async with asyncio.timeout(timeout_s):
             yield
     except TimeoutError as error:
-        raise late(f"no answer from the network within {timeout_s:g} s") from error
+        raise late(f"no answer from the network process within {timeout_s:g} s") from error
 
 
 def _daemon_timeout_s(timeout_s: float) -> int:

@@ -223,7 +223,7 @@ async def _spawn(command: list[str], on_exit: Callable[[], None]) -> DaemonProce
             process_group=0,
         )
     except OSError as error:
-        raise NetworkError(f"no process can be started for the network: {error.strerror}") from error
+        raise NetworkError(f"cannot start the network process: {error.strerror}") from error
     return process
 
 
@@ -239,7 +239,7 @@ def make_socket_folder() -> Path:
         return Path(tempfile.mkdtemp(prefix=f"swarmnode-{os.getpid()}-", dir=parent))
     except OSError as error:
         raise StorageError(
-            f"no folder for the network sockets can be made in {parent}: {error.strerror}"
+            f"cannot create a folder for the network sockets in {parent}: {error.strerror}"
         ) from error
 
 
@@ -264,7 +264,7 @@ def check_port_is_free(address: str) -> None:
         if error.errno == errno.EADDRINUSE:
             raise PortInUse(
                 f"port {port} ({transport}) is taken by another process",
-                hint="stop it, or listen on another port (0 picks a free one)",
+                hint="stop it, or listen on another port (0: any free one)",
             ) from error
         raise NetworkError(f"cannot listen on {address}: {error.strerror}") from error
 
@@ -303,4 +303,4 @@ def _bind(host: str, transport: str, port: int) -> socket.socket:
 def _start_error(process: DaemonProcess, options: DaemonOptions) -> NetworkError:
     if "address already in use" in process.last_words:
         return PortInUse(f"a port of {', '.join(options.listen)} is taken by another process")
-    return NetworkError(f"the network process {process.exit_story} at its start: {process.last_words}")
+    return NetworkError(f"the network process {process.exit_story} while starting: {process.last_words}")

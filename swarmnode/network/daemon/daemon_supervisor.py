@@ -165,7 +165,7 @@ class DaemonSupervisor:
             self._control = None
             self._tell("restarting", loss.reason)
             if loss.by_memory:
-                logger.warning("%s; replacing it, training goes on", loss.reason)
+                logger.warning("%s; replacing it, training continues", loss.reason)
             else:
                 logger.warning("lost the network process: %s; restarting it", loss.reason)
             self._control = await self._begin_again(loss)
@@ -175,7 +175,7 @@ class DaemonSupervisor:
     def check_current(self, control: ControlClient) -> None:
         """Raises HostDown if `control` belongs to a past life, whose state the new one lacks."""
         if control is not self._control:
-            raise HostDown("the network process was lost meanwhile", hint="try again")
+            raise HostDown("the network process was lost in the meantime", hint="try again")
 
     def suspect(self, control: ControlClient) -> None:
         """Called by the holder of a stream that ended: if it was of the present life, that life is over."""
@@ -214,7 +214,7 @@ class DaemonSupervisor:
                 return control
             await self._bury()
         if self._options.relay_for_others:
-            logger.warning("not a relay for others: the network process did not take our limits")
+            logger.warning("not a relay for others: the network process did not accept our limits")
             self._options = replace(self._options, relay_for_others=False)
         return await self._begin_any_life()
 
@@ -248,7 +248,7 @@ class DaemonSupervisor:
             except SwarmnodeError as error:
                 self._tell("restarting", f"{loss.reason}; then: {error}")
                 delay_s = restart_delay_s(self._short_lives)
-                logger.warning("the network process cannot be restarted: %s; again in %.1f s", error, delay_s)
+                logger.warning("cannot restart the network process: %s; retrying in %.1f s", error, delay_s)
                 await self._bury()
                 await asyncio.sleep(delay_s)
                 self._short_lives += 1
@@ -302,7 +302,7 @@ class DaemonSupervisor:
         try:
             await hook(self.control)
         except NetworkError as error:
-            logger.debug("the network process could not be asked: %s", error)
+            logger.debug("cannot query the network process: %s", error)
 
     async def _probe(self) -> bool:
         try:

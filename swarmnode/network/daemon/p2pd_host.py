@@ -238,7 +238,7 @@ class P2pdHost:
         try:
             await self._supervisor.control.provide(namespace_cid(namespace), timeout_s)
         except DaemonRefused as error:
-            raise PeerUnreachable(f"the announcement reached nobody: {error.message}") from error
+            raise PeerUnreachable(f"the announcement reached no peer: {error.message}") from error
 
     async def find(self, namespace: str, *, limit: int = 16, timeout_s: float = 10.0) -> tuple[str, ...]:
         # One more than asked for: we may be among them.
@@ -322,7 +322,7 @@ class P2pdHost:
                 await asyncio.sleep(PUNCH_PAUSE_S)
                 await control.connect(peer, REDIAL_TIMEOUT_S)
         except NetworkError as error:
-            logger.debug("%s stays at its relay: %s", peer.peer_id, error)
+            logger.debug("%s stays connected through its relay: %s", peer.peer_id, error)
         finally:
             self._punching.discard(peer.peer_id)
 
@@ -330,7 +330,7 @@ class P2pdHost:
         try:
             await control.connect(peer, REDIAL_TIMEOUT_S)
         except NetworkError as error:
-            logger.debug("%s was not reached again after the restart: %s", peer.peer_id, error)
+            logger.debug("cannot reconnect to %s after the restart: %s", peer.peer_id, error)
 
     async def _observe(self, control: ControlClient) -> None:
         """Remembers the connected peers, with every address that they told the daemon."""
@@ -347,7 +347,7 @@ class P2pdHost:
             except Unusable as error:
                 self._skipped.note(SkipCause.ADDRESSES, f"the addresses of {peer_id}, {error.message}")
             except (DaemonRefused, RequestTimeout) as error:
-                logger.debug("where %s listens is not known: %s", peer_id, error)
+                logger.debug("the addresses of %s are unknown: %s", peer_id, error)
             else:
                 if peer.addresses:
                     self._remembered[peer_id] = peer
@@ -370,7 +370,9 @@ class P2pdHost:
                 try:
                     frame = await control.read_gossip(reader)
                 except Unusable as error:
-                    self._skipped.note(SkipCause.GOSSIP_AUTHOR, f"gossip of nobody, {error.message}")
+                    self._skipped.note(
+                        SkipCause.GOSSIP_AUTHOR, f"gossip without a valid sender, {error.message}"
+                    )
                 else:
                     self._hear(queue, frame)
         except HostDown:

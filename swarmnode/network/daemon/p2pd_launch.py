@@ -34,7 +34,7 @@ def main(parent_pid: int, memory_limit: str, command: list[str]) -> None:
     try:
         os.execve(command[0], command, environment)
     except OSError as error:
-        sys.exit(f"{command[0]} cannot be run here: {error.strerror}")
+        sys.exit(f"cannot run {command[0]}: {error.strerror}")
 
 
 if __name__ == "__main__":

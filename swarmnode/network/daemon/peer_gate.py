@@ -38,7 +38,7 @@ class PeerGate:
     def check(self, peer_id: str) -> None:
         """Raises PeerBarred for a peer that is barred."""
         if peer_id in self.barred:
-            raise PeerBarred(f"{peer_id} is banned by us for a while: it broke the rules")
+            raise PeerBarred(f"we banned {peer_id} for a while: it broke the rules")
 
     def admits(self, peer_id: str) -> bool:
         """Returns True if streams of this peer are read at all."""
@@ -57,7 +57,7 @@ class PeerGate:
         try:
             await control.disconnect(peer_id)
         except DaemonRefused as error:
-            logger.debug("%s could not be disconnected: %s", peer_id, error)
+            logger.debug("cannot disconnect %s: %s", peer_id, error)
 
     async def look(self, control: ControlClient) -> set[str]:
         """Records the traffic, disconnects barred peers and flooders, and returns the other connected
@@ -87,7 +87,7 @@ class PeerGate:
         for peer_id in peers:
             barred_s = self.traffic.bar_for_s(peer_id)
             logger.warning(
-                "%s sent the network process %.1f MiB within seconds that are of no use to us;"
+                "%s sent the network process %.1f MiB of useless data within seconds;"
                 " disconnected for %.0f s",
                 peer_id, kept_bytes[peer_id] / 2**20, barred_s,
             )  # fmt: skip

@@ -38,7 +38,7 @@ _MESSAGE_BYTES = 72
 _TIMEOUT_S = 0.2
 
 _MAX_READS = 256
-"""Most reads of 64 KiB, several hundred connections each: an answer without end is no answer."""
+"""Most reads of 64 KiB, several hundred connections each: an endless answer is not accepted."""
 
 
 def received_bytes(local_ports: frozenset[int]) -> dict[Connection, int] | None:

@@ -56,9 +56,9 @@ async def grants_what_was_asked(relay: PeerAddresses, folder: Path) -> bool:
             async with asyncio.timeout(ASK_TIMEOUT_S):
                 granted = await _reserve(control, relay.peer_id)
     except (NetworkError, OSError, EOFError, TimeoutError) as error:
-        logger.debug("the relay could not be tested: %s", error)
+        logger.debug("cannot test the relay: %s", error)
         return False
-    logger.debug("as a relay we grant %s (seconds, bytes)", granted)
+    logger.debug("as a relay we allow %s (seconds, bytes)", granted)
     return granted == (RELAY_TIME_S, RELAY_BYTES)
 
 
@@ -76,7 +76,7 @@ def limits_of(reply: bytes) -> tuple[int, int] | None:
     """Returns the seconds and bytes that a reservation allows each circuit (0: no limit), or None if it was
     refused.
 
-    Raises NetworkError for what is no reply.
+    Raises NetworkError for anything but a reply.
 
     >>> limits_of(bytes.fromhex("080222060878108080082864"))
     (120, 131072)

@@ -56,7 +56,7 @@ class StreamServer:
                     self._gate.traffic.expects(peer_id, UNREAD_REQUESTS * service.max_request_bytes)
                     await answer(reader, writer, peer_id, self._counted(service), reach=slot.reach)
         except Unusable as error:
-            self._skipped.note(SkipCause.STREAM, f"a stream of nobody, {error.message}")
+            self._skipped.note(SkipCause.STREAM, f"a stream without a valid sender, {error.message}")
         except (NetworkError, TimeoutError) as error:
             logger.debug("lost an incoming stream: %s", error)
 

@@ -156,7 +156,7 @@ class Discovery:
             logger.debug("%s", error)
             if isinstance(error, PeerBarred) and not self._attached.is_set() and not self._said_barred:
                 self._said_barred = True
-                logger.warning("%s; `swarmnode peers` says for what", error)
+                logger.warning("%s; `swarmnode peers` shows why", error)
             self._book.failed(address, time.time(), self._rng, alone=not self._attached.is_set())
             return False
         self._book.succeeded(address, time.time())
@@ -199,7 +199,7 @@ class Discovery:
         try:
             self._book.save()
         except StorageError as error:
-            logger.warning("%s; peers found now will not be known after a restart", error)
+            logger.warning("%s; peers found now will be forgotten at a restart", error)
 
     async def _advertise_forever(self) -> None:
         first_retry_s, last_retry_s = ADVERTISE_RETRY_S

@@ -26,7 +26,7 @@ MAX_INVITATION_CHARS = 2048
 """Longest invitation in characters. Four addresses by relays, a name and a key stay below."""
 
 _ANY_VERSION = re.compile(r"sn([0-9]{1,4}):")
-_HINT = "ask for a new one, and paste it as a whole: it looks like sn1:k6hjb21tb25z..."
+_HINT = "ask for a new one, and paste all of it: it looks like sn1:k6hjb21tb25z..."
 
 
 class Invitation(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,14 +80,14 @@ def read_invitation(text: str) -> Invitation:
     if version is None:
         raise NetworkError(f"{text[:20]!r} is not an invitation", hint=_HINT)
     if not text.startswith(PREFIX):
-        raise NetworkError(f"version {version[1]} of invitations is not known here", hint="update swarmnode")
+        raise NetworkError(f"invitation version {version[1]} is not supported", hint="update swarmnode")
     if len(text) > MAX_INVITATION_CHARS:
         raise NetworkError(f"an invitation of {len(text)} characters is too long", hint=_HINT)
     try:
         packed = _decoder.decode(_bytes_of(text.removeprefix(PREFIX)))
     except (ValueError, msgspec.MsgspecError) as error:
         raise NetworkError(
-            "the invitation is damaged: some of it is missing or changed", hint=_HINT
+            "the invitation is damaged: part of it is missing or changed", hint=_HINT
         ) from error
     if not 0 < len(packed.name) <= MAX_NAME_CHARS or len(packed.key) > MAX_KEY_BYTES:
         raise NetworkError(
@@ -107,5 +107,5 @@ def _bytes_of(text: str) -> bytes:
     """Returns the bytes behind base64url without padding. Raises ValueError for anything else."""
     data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
     if base64.urlsafe_b64encode(data).decode().rstrip("=") != text:
-        raise ValueError("there is more than one way to write it")
+        raise ValueError("it is not in canonical form")
     return data

@@ -76,7 +76,7 @@ class PeerBook:
         try:
             replace_file(self._path, _encode(self))
         except OSError as error:
-            raise StorageError(f"the peer book {self._path} cannot be written: {error.strerror}") from error
+            raise StorageError(f"cannot write the peer book {self._path}: {error.strerror}") from error
 
     def __iter__(self) -> Iterator[KnownAddress]:
         return iter(tuple(self._known.values()))

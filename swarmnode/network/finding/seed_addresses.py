@@ -55,7 +55,7 @@ def _read_line(line: str, addresses: dict[str, None], names: dict[str, None]) ->
         return
     name = line.removeprefix(DNSADDR)
     if not is_dns_name(name):
-        raise NetworkError(f"{line!r} names no host", hint="it looks like /dnsaddr/seeds.example.org")
+        raise NetworkError(f"{line!r} has no host name", hint="it looks like /dnsaddr/seeds.example.org")
     names[name] = None
 
 
@@ -66,8 +66,8 @@ def _lines(path: Path) -> Iterator[str]:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{path} is neither an address nor a list of seeds that can be read: {error}",
-            hint="name addresses like /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW..., or a file of them",
+            f"{path} is neither an address nor a readable list of seeds: {error}",
+            hint="pass addresses like /ip4/192.0.2.7/tcp/4001/p2p/12D3KooW..., or a file of them",
         ) from error
     for line in text.splitlines():
         if said := line.partition("#")[0].strip():
@@ -82,7 +82,7 @@ async def look_up(name: str, resolve: Resolve) -> tuple[str, ...]:
         try:
             split_peer(text.removeprefix("dnsaddr="))
         except NetworkError as error:
-            logger.debug("a record of %s is skipped: %s", name, error)
+            logger.debug("skipping a record of %s: %s", name, error)
         else:
             found.append(text.removeprefix("dnsaddr="))
     return tuple(found[:MAX_ADDRESSES_OF_NAME])
@@ -97,5 +97,5 @@ async def ask_dns(name: str) -> Sequence[bytes]:
     try:
         answer = await Resolver().resolve(name, "TXT", lifetime=LOOK_UP_TIMEOUT_S)
     except (DNSException, OSError) as error:
-        raise NetworkError(f"{name} cannot be looked up: {error}") from error
+        raise NetworkError(f"cannot look up {name}: {error}") from error
     return [b"".join(record.strings) for record in answer]

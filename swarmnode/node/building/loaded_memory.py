@@ -43,7 +43,7 @@ def build_forward(config: Config, local: LocalPolicy) -> Forward:
             local.engine.sleep()
         rehearse(forward, local.policy, longest_sequence(config, local.base.name, local.base.max_positions))
         local.engine.submit(())
-        logger.info("the largest micro-batch was tried: %d tokens fit", forward.micro_batch_tokens)
+        logger.info("tried the largest micro-batch: %d tokens fit", forward.micro_batch_tokens)
     return forward
 
 
@@ -78,7 +78,7 @@ def _bound_engine(config: Config, local: LocalPolicy, card: ModelCard, free: flo
         versions = max(0, int(spare / a_copy) - 1)
     shared.hold_at_most(rows, versions)
     if rows < can.max_running:
-        logger.info("memory is left for %d answers at once (rollout.slots: %d)", rows, can.max_running)
+        logger.info("memory left for %d answers at once (rollout.slots: %d)", rows, can.max_running)
 
 
 def choose_overlap(config: Config, local: LocalPolicy, budget: TokenBudget) -> Overlap:

@@ -129,4 +129,4 @@ def _put_checkpoints_aside(seats: Sequence[Seat], model: str, loaded: LocalPolic
         open_run = partial(checkpoint_store, seat.config, model, place, loaded.base, seat.tasks, tells=False)
         # Several may be of these tasks: once the first is aside, a start would go on with the next.
         while archived := open_run().archive():
-            logger.info("starting over; earlier checkpoints are kept in %s", archived)
+            logger.info("starting over; earlier checkpoints were moved to %s", archived)

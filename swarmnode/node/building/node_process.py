@@ -45,8 +45,8 @@ class IdentityLock:
             holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
             os.close(descriptor)
             raise IdentityInUse(
-                f"process {holder or 'unknown'} already runs on this identity",
-                hint="run the second node on its own identity: swarmnode join --home DIR",
+                f"process {holder or 'unknown'} already uses this identity",
+                hint="give a second node its own identity: swarmnode join --home DIR",
             ) from error
         # The pid is a courtesy to the next one; the lock holds without it, on a full disk too.
         with suppress(OSError):

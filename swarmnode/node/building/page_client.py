@@ -76,7 +76,7 @@ def _fetch_until(until: float, page: PageAddress, path: str, content: object) ->
         while piece := answer.read1(2**16):
             found += piece
             if len(found) > MOST_BYTES or time.monotonic() > until:
-                raise HTTPException("its answer is too long, or takes too long")
+                raise HTTPException("its response is too long or too slow")
         return answer.status, bytes(found)
 
 
@@ -87,7 +87,7 @@ def ask_status(note: RunningNode, paths: Paths) -> NodeStatus | SwarmnodeError:
     except SwarmnodeError as error:
         return error
     except msgspec.DecodeError as error:
-        return SwarmnodeError(f"the node is of another version: {error}", hint="stop it and start it again")
+        return SwarmnodeError(f"the node runs another version: {error}", hint="restart it")
 
 
 def status_here(paths: Paths) -> NodeStatus | None:
@@ -107,7 +107,7 @@ def ask_page(note: RunningNode, path: str, paths: Paths, content: object = None)
         status, answer = fetch_from_node(note, path, content)
     except (OSError, HTTPException, ValueError) as error:
         where = f"{note.http_host}:{note.http_port}"
-        raise SwarmnodeError(f"no node answers at {where}: {error}", hint=hint) from error
+        raise SwarmnodeError(f"no node responds at {where}: {error}", hint=hint) from error
     if status != 200:
-        raise SwarmnodeError(f"the node refuses: {answer[:1000].decode(errors='replace').strip()}")
+        raise SwarmnodeError(f"the node refused: {answer[:1000].decode(errors='replace').strip()}")
     return answer

@@ -125,23 +125,23 @@ def with_trained_model(load: Callable[[str | None], Settings], number: int = 0) 
     gone = Path(trained).is_absolute() and not Path(trained).is_dir()
     if trained == settings.model or gone:
         return settings
-    return replace(load(trained), model_reason="trained in this home before; --model takes another")
+    return replace(load(trained), model_reason="trained in this home earlier; --model takes another")
 
 
 def check_policies(config: Config) -> None:
-    """Raises ConfigError for settings that make no sense of all policies together."""
+    """Raises ConfigError for settings that contradict each other across the policies."""
     network, node, mixes = config.network, config.node, config.tasks.mixes
     if len(mixes) > node.policies:
         raise ConfigError(
             f"tasks.mixes has {len(mixes)} entries for {node.policies} "
             + ("policies" if node.policies > 1 else "policy"),
-            hint=f"--policies {len(mixes)} trains one on each, or shorten tasks.mixes",
+            hint=f"pass --policies {len(mixes)} to train one on each, or shorten tasks.mixes",
         )
     if network.port and node.http_port and abs(network.port - node.http_port) < node.policies:
         raise ConfigError(
-            f"--port {network.port} and node.http_port = {node.http_port} run into each other: policy k takes"
+            f"--port {network.port} and node.http_port = {node.http_port} are too close: policy k uses"
             " both plus k",
-            hint=f"leave at least {node.policies} between them",
+            hint=f"keep them at least {node.policies} apart",
         )
 
 
@@ -214,7 +214,7 @@ def check_status_port(node: NodeConfig) -> None:
     if node.http_port and not _is_free(node.http, node.http_port):
         raise PortInUse(
             f"the status page cannot listen on {node.http}:{node.http_port}",
-            hint="choose another --set node.http_port=..., or 0 for any free one",
+            hint="choose another port: --set node.http_port=..., or 0 for any free one",
         )
 
 
@@ -227,8 +227,8 @@ def choose_port(network: NetworkConfig, paths: Paths) -> int:
     if not _is_free(network.listen, network.port):
         raise PortInUse(
             f"port {network.port or '(any)'} on {network.listen} is in use or not allowed",
-            hint="choose another --port, or leave it out for any free one; network.listen is an address of"
-            " this machine",
+            hint="choose another --port, or leave it out for any free one; network.listen must be an address"
+            " of this machine",
         )
     if network.port:
         return network.port
@@ -236,7 +236,7 @@ def choose_port(network: NetworkConfig, paths: Paths) -> int:
     if remembered and _is_free(network.listen, remembered):
         return remembered
     if remembered:
-        logger.info("port %d of last time is taken; listening on another one", remembered)
+        logger.info("port %d, used last time, is taken; listening on another one", remembered)
     return 0
 
 

@@ -171,7 +171,7 @@ def _take_seats(stack: ExitStack, settings: Settings, given: Mapping[str, Task] 
         seat = Seat(number, own, place, key, seed_of(own, key.peer_id), tasks, settings.origins)
         logger.info("%s is %s, peer id %s", _who(seat), key.name, key.peer_id)
         if config.node.policies > 1:
-            logger.info("%s has the tasks %s", _who(seat), ", ".join(tasks))
+            logger.info("%s trains on the tasks %s", _who(seat), ", ".join(tasks))
         seats.append(seat)
     return seats
 
@@ -197,7 +197,7 @@ def take_identity(stack: ExitStack, paths: Paths) -> NodeKey:
     try:
         stack.enter_context(IdentityLock(paths.identity))
     except IdentityInUse as error:
-        second = f"give a second node its own identity: {_second_node(paths)}"
+        second = f"to run a second node with its own identity: {_second_node(paths)}"
         raise IdentityInUse(error.message, hint=second) from None
     return load_or_create(paths.identity)
 
@@ -273,11 +273,11 @@ async def _serve_beside_others(member: PolicyNode, company: Company) -> Summary:
     try:
         return await serve(member, company)
     except Exception as error:
-        rest = "; the other policies go on" if company.others_go_on else ""
+        rest = "; the other policies continue" if company.others_go_on else ""
         if isinstance(error, SwarmnodeError):
-            logger.error("ended: %s%s", error, rest)
+            logger.error("stopped: %s%s", error, rest)
         else:
-            logger.exception("ended by a defect of ours%s", rest)
+            logger.exception("stopped by an internal error%s", rest)
         raise
     finally:
         company.left += 1
@@ -292,7 +292,9 @@ def leave_note(status: NodeStatus, seat: Seat, page: Page) -> None:
         write_running(paths.running, note)
         remember_port(paths, addresses)
     except OSError as error:
-        logger.warning("`swarmnode status` will not find this node: cannot write %s (%s)", paths.state, error)
+        logger.warning(
+            "cannot write %s (%s), so `swarmnode status` will not find this node", paths.state, error
+        )
 
 
 def _announce(node: NodeLoop, page: Page, seat: Seat, company: Company) -> None:

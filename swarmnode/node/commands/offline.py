@@ -36,7 +36,7 @@ Purpose = Literal["eval", "export", "serve", "evaluate", "load"]
 NOTHING_YET: Mapping[Purpose, tuple[str, str]] = {
     "eval": (
         "evaluate",
-        "train first (`swarmnode join`), use the same --model and --home, or measure the base model as it is:"
+        "train first (`swarmnode join`), use the same --model and --home, or measure the base model:"
         " `swarmnode eval --base`",
     ),
     "export": ("export", "train first (`swarmnode join`), use the same --model and --home"),
@@ -46,11 +46,11 @@ NOTHING_YET: Mapping[Purpose, tuple[str, str]] = {
     ),
     "evaluate": (
         "evaluate",
-        "train first (sn.run), pass the same model= and home=, or measure the base model as it is: base=True",
+        "train first (sn.run), pass the same model= and home=, or measure the base model: base=True",
     ),
     "load": ("load", "train first (sn.run), and pass the same model= and home="),
 }
-"""The verb of a purpose, and advice for where there is no checkpoint."""
+"""The verb of a purpose, and advice if there is no checkpoint."""
 
 NAMED_HERE = ("--set", "--config", "command line", "the script")
 """Beginnings of the origins of a setting that was said for this one evaluation."""
@@ -96,7 +96,7 @@ def evaluate_offline(
     """
     if greedy and samples > 1:
         raise ConfigError(
-            "greedy gives one answer, however often it is asked", hint="leave out --samples (samples=)"
+            "greedy decoding always gives the same answer", hint="leave out --samples (samples=)"
         )
     settings = as_trained(settings)
     with screen or Screen() as shown:
@@ -151,7 +151,7 @@ def load_checkpoint(
     Without `apply` it is the base model until `apply_checkpoint`.
     """
     if base and best:
-        raise ConfigError("base and best are two different policies", hint="leave one out")
+        raise ConfigError("base and best are two different policies", hint="leave out one of them")
     if not base:
         _check_trained(settings, purpose)
     check_loadable(settings.config, settings.model)
@@ -169,7 +169,7 @@ def load_checkpoint(
 def as_trained(settings: Settings) -> Settings:
     """The settings with answers as the run had them that is measured or asked: their length and sampling,
     unless named for this very command (NAMED_HERE, or the environment). Raises CheckpointError for a run that
-    is not there, or whose settings are none."""
+    does not exist, or whose settings are invalid."""
     run = trained_run(runs_in(settings.paths.checkpoints), settings.model, named=settings.config.node.run)
     noted = {} if run is None or run.state is None else run.state.settings
     taken = {
@@ -181,7 +181,7 @@ def as_trained(settings: Settings) -> Settings:
     try:
         return replace(settings, config=_rolled_out(settings.config, **taken))
     except ValidationError as error:
-        raise CheckpointError(f"the run was sampled in no way that there is: {error}") from error
+        raise CheckpointError(f"the checkpoint's sampling settings are invalid: {error}") from error
 
 
 def with_room(config: Config, local: "LocalPolicy") -> Config:
@@ -213,7 +213,7 @@ def _trained_on(tasks: TasksConfig, checkpoint: "Checkpoint | None") -> TasksCon
     if measured and not specs:
         raise TaskError(
             f"the checkpoint was trained on {', '.join(measured)}, which a script passed in",
-            hint="pass it again: swarmnode.evaluate(task, reward), or name other tasks: --task",
+            hint="pass it again: swarmnode.evaluate(task, reward), or other tasks: --task",
         )
     if not specs:
         return tasks
@@ -222,7 +222,7 @@ def _trained_on(tasks: TasksConfig, checkpoint: "Checkpoint | None") -> TasksCon
     if gone:
         raise TaskError(
             f"the checkpoint was trained on {gone[0]}, which is gone",
-            hint="name the file where it is now, or other tasks: `swarmnode eval --task FILE`",
+            hint="pass the file's new path, or other tasks: `swarmnode eval --task FILE`",
         )
     # What was said of data sets stands in their names.
     return tasks.model_copy(update={"names": specs, "reward": (), "system_prompt": ""})
@@ -243,16 +243,14 @@ def _check_trained(settings: Settings, purpose: Purpose) -> None:
         return
     if not known and any(folder.glob(f"{STAGES}*")):
         raise CheckpointError(
-            f"there is nothing to {NOTHING_YET[purpose][0]}: in {folder} is a stage of a pipeline's model,"
-            " and no adapter of the whole",
-            hint="take the home of the member that held the data last: it has the checkpoints of the whole",
+            f"nothing to {NOTHING_YET[purpose][0]}: {folder} has one stage of a pipeline's model,"
+            " not an adapter of the whole model",
+            hint="use the home of the member that last held the data: it has checkpoints of the whole model",
         )
     others = sorted({Path(run.state.base_model).name for run in known if run.state is not None})
-    there = f"; those there are of {', '.join(others)}" if others else ""
+    there = f"; found checkpoints of {', '.join(others)}" if others else ""
     verb, way_out = NOTHING_YET[purpose]
-    raise CheckpointError(
-        f"there is nothing to {verb}: no checkpoint of {model} in {folder}{there}", hint=way_out
-    )
+    raise CheckpointError(f"nothing to {verb}: no checkpoint of {model} in {folder}{there}", hint=way_out)
 
 
 def _chosen(local: "LocalPolicy", purpose: Purpose, *, best: bool) -> "Checkpoint":
@@ -262,10 +260,10 @@ def _chosen(local: "LocalPolicy", purpose: Purpose, *, best: bool) -> "Checkpoin
     checkpoint = local.store.best() if best else local.store.latest()
     if checkpoint is None and best:
         raise CheckpointError(
-            f"no checkpoint in {local.store.folder} was evaluated",
-            hint="set node.eval_every to 10 when training, or leave out best for the newest checkpoint",
+            f"no checkpoint in {local.store.folder} has been evaluated",
+            hint="set node.eval_every=10 when training, or leave out best for the newest checkpoint",
         )
     if checkpoint is None:
-        raise CheckpointError(f"there is no checkpoint in {local.store.folder}", hint=NOTHING_YET[purpose][1])
+        raise CheckpointError(f"no checkpoint in {local.store.folder}", hint=NOTHING_YET[purpose][1])
     check_has_adapter(checkpoint)
     return checkpoint

@@ -33,5 +33,5 @@ def at_work(status: NodeStatus, now_s: float) -> tuple[bool, str]:
     quiet_s = now_s - heard_at
     patience_s = max(PATIENCE_S, PATIENCE_ROUNDS * (status.speed.round_s or 0.0))
     if quiet_s > patience_s:
-        return False, f"nothing was done for {quiet_s / 60:.0f} min: {doing}"
+        return False, f"no progress for {quiet_s / 60:.0f} min: {doing}"
     return True, f"round {status.progress.round} is done, {doing}"

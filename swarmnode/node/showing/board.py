@@ -169,7 +169,7 @@ class StatusBoard:
         self.show(checkpoint=msgspec.structs.replace(self.status.checkpoint, error=why))
 
     def shared(self, stats: ExchangeStats | None, trained: Mapping[str, int]) -> None:
-        """Take over the exchange's counters; None where there is no exchange."""
+        """Take over the exchange's counters; None if there is no exchange."""
         if stats is None:
             self.show(exchange=Sharing(trained=dict(trained)))
             return
@@ -213,7 +213,7 @@ class StatusBoard:
             try:
                 ends, addresses = await host.far_ends(), await host.addresses()
             except NetworkError as error:
-                logger.debug("the network did not answer: %s", error)
+                logger.debug("the network process did not respond: %s", error)
         self.peers_outside = len(ends.keys() - self._neighbours)
         network = Network(
             state.state, state.since, state.restarts, state.detail, len(ends), addresses,
@@ -272,18 +272,18 @@ class Starving:
             return ""
         if since.keys() <= set(NOT_FETCHED):
             return (
-                f"others announce groups and none came for {STARVED_AFTER_S:.0f} s: nobody who is connected"
-                " to you and to them hands them on; join a seed of this version, or forward a port (see"
-                " `doctor`)"
+                f"others announce groups, but none arrived for {STARVED_AFTER_S:.0f} s: no peer connected"
+                " to both you and them passes them on; join a seed of this version, or forward a port (see"
+                " `swarmnode doctor`)"
             )
         return (
-            f"groups of others come and none could be used for {STARVED_AFTER_S:.0f} s, so that their authors"
+            f"groups of others arrive, but none could be used for {STARVED_AFTER_S:.0f} s, so their authors"
             f" are asked less often: {in_words(since)}"
         )
 
 
 def _distance(ends: Sequence[str]) -> str:
-    """Returns how far away the nearest end of a peer is; what is no address says nothing."""
+    """Returns how far away the nearest end of a peer is; anything but an address is ignored."""
     found = set[str]()
     for end in ends:
         with suppress(NetworkError):
@@ -355,7 +355,7 @@ class Watchers:
                 tell(member)
             except OSError as error:
                 self._members.remove(member)
-                logger.warning("%s stops showing anything: %s", type(member).__name__, error)
+                logger.warning("%s stopped, its output is closed: %s", type(member).__name__, error)
 
 
 def round_line(status: NodeStatus) -> str:

@@ -102,13 +102,13 @@ def checked_monitor(given: object, name: str = "") -> Monitor:
             given = cast(Callable[[], object], given)()
         except TypeError as error:
             raise ConfigError(
-                f"the monitor {shown} cannot be made: {error}",
+                f"cannot create the monitor {shown}: {error}",
                 hint="pass an object, or a class that needs no arguments",
             ) from error
     if not isinstance(given, Monitor):
         raise ConfigError(
-            f"{shown} is no monitor",
-            hint="give it start(run), log(event, round, values) and finish(summary)",
+            f"{shown} is not a monitor",
+            hint="it needs start(run), log(event, round, values) and finish(summary)",
         )
     return given
 
@@ -137,7 +137,7 @@ class MonitorFeed:
                 one.log(event, status.progress.round, values)
 
     def close(self) -> None:
-        """Let them finish. Whoever has not within the patience is left behind."""
+        """Let them finish. Those that have not by then are abandoned."""
         for one in self._told:
             # Nobody has begun who was told nothing.
             one.end(None if self._last is None else summary_of(self._last))
@@ -145,7 +145,7 @@ class MonitorFeed:
         for one in self._told:
             one.thread.join(max(0.0, until - time.monotonic()))
             if one.thread.is_alive():
-                logger.warning("%s has not finished; it is not waited for", one.what)
+                logger.warning("%s has not finished; not waiting for it", one.what)
             elif one.failed:
                 logger.info("%s failed %d times in this run", one.what, one.failed)
 
@@ -172,11 +172,11 @@ class _Told:
             self._waiting.put_nowait(partial(self._log, event, round, values))
         except queue.Full:
             if not self._lost:
-                logger.warning("%s is too slow: rounds are lost to it; training goes on", self.what)
+                logger.warning("%s is too slow and misses rounds; training continues", self.what)
             self._lost += 1
 
     def end(self, summary: Summary | None) -> None:
-        """Have it finish behind what waits; in place of the oldest where there is no room."""
+        """Have it finish after what is queued; replaces the oldest entry if the queue is full."""
         for call in (None,) if summary is None else (partial(self._finish, summary), None):
             with suppress(queue.Empty):
                 if self._waiting.full():
@@ -191,7 +191,7 @@ class _Told:
                 self._raised += 1
                 if not self._failing:
                     why = error or type(error).__name__
-                    logger.warning("%s fails (%s); training goes on", self.what, why)
+                    logger.warning("%s failed (%s); training continues", self.what, why)
                 self._failing = True
                 continue
             if self._failing and told:

@@ -63,28 +63,28 @@ class Rewards(msgspec.Struct, frozen=True):
     own: float | None = None
     """Mean reward of our own groups of the last round."""
     external: float | None = None
-    """Mean reward of the groups of others that it took."""
+    """Mean reward of the groups of others used in it."""
     own_std: float | None = None
     """Standard deviation of the rewards within a group of ours, mean over the groups."""
     own_tasks: dict[str, float] = {}
     """Mean reward of our own groups of the last round, by task."""
     external_tasks: dict[str, float] = {}
-    """Mean reward of the groups of others that it took, by task."""
+    """Mean reward of the groups of others used in it, by task."""
     groups: int = 0
     """Our own groups of the last round."""
     without_gradient: dict[str, int] = {}
-    """Groups among them that teach nothing, by why: equal rewards of zero or less (all_zero), of one or more
-    (all_full), in between (all_equal), or none (unscored)."""
+    """Groups among them without a gradient, by cause: equal rewards of zero or less (all_zero), of one or
+    more (all_full), in between (all_equal), or none (unscored)."""
     parts: dict[str, float] = {}
     """Mean of each reward over our own answers of the last round, before its weight, by name."""
     parts_std: dict[str, float] = {}
     """Standard deviation of each reward over these answers, by name."""
     eval_first: float | None = None
-    """Mean reward on held-out examples before the first round, as the run's engine answers them."""
+    """Mean reward on held-out examples before the first round, with the run's engine."""
     eval_last: float | None = None
     """The newest such mean."""
     eval_round: int | None = None
-    """Round that it was measured after."""
+    """Round after which it was measured."""
     eval_tasks: dict[str, float | None] = {}
     """That newest mean by task."""
 
@@ -93,32 +93,32 @@ class Speed(msgspec.Struct, frozen=True):
     """Speed of the last round."""
 
     tokens_per_s: float | None = None
-    """Completion tokens of the round's groups over `round_s`, whatever went on beside what."""
+    """Completion tokens of the round's groups divided by `round_s`, whatever ran in parallel."""
     generate_s: float | None = None
-    """Time until the round's answers were complete and scored. With overlap it passed beside the training of
-    the round before, and with refill some of them were complete already."""
+    """Time until the round's answers were complete and scored. With overlap it runs in parallel with the
+    training of the previous round, and with refill some answers were complete before."""
     train_s: float | None = None
-    """Time that its training took."""
+    """Time of its training."""
     round_s: float | None = None
     """Wall time of the whole round."""
     done_at: float | None = None
-    """When it was done, in seconds since the epoch."""
+    """When it finished, in seconds since the epoch."""
 
 
 class ConnectedPeer(msgspec.Struct, frozen=True):
     peer: str
     """Its peer id."""
     distance: str
-    """machine, lan, public or relayed; empty: not known."""
+    """machine, lan, public or relayed; empty: unknown."""
 
 
 class Network(msgspec.Struct, frozen=True):
     state: str = "off"
     """starting, up, restarting, closed, or off: there is no network."""
     since: float = 0.0
-    """When it came to this state, in seconds since the epoch."""
+    """When it entered this state, in seconds since the epoch."""
     restarts: int = 0
-    """Times that the network process was started again."""
+    """Restarts of the network process."""
     detail: str = ""
     """Why it is in this state."""
     peers: int = 0
@@ -126,17 +126,17 @@ class Network(msgspec.Struct, frozen=True):
     addresses: tuple[str, ...] = ()
     """Addresses that others can dial, the best first."""
     memory_restarts: int = 0
-    """Times that the network process was replaced because strangers had made it grow."""
+    """Times that the network process was replaced because strangers had made it grow too large."""
     skipped: dict[str, int] = {}
     """Things from peers that could not be used, counted by cause."""
     reach: Reach = Reach()
     """Who can reach this node."""
     invitation: str = ""
-    """Short string that an outsider joins by. Empty: no outsider can."""
+    """Short string for outsiders to join with. Empty: outsiders cannot join."""
     private: bool = False
-    """Only who has the swarm's key takes part."""
+    """Only holders of the swarm's key can take part."""
     relay: str = ""
-    """Its limits as a relay for peers that nobody can dial, in words. Empty: it is none."""
+    """Its limits as a relay for peers that nobody can dial, in words. Empty: it is not a relay."""
     connected: tuple[ConnectedPeer, ...] = ()
     """Up to 64 of the connected peers, each with its distance: machine, lan, public or relayed."""
 
@@ -153,29 +153,30 @@ class Sharing(msgspec.Struct, frozen=True):
     accepted: int = 0
     """Groups of others that passed all checks."""
     dropped: dict[str, int] = {}
-    """Groups of others that were not taken, by reason; of crowded_out, stale, over_share there was plenty."""
+    """Groups of others that were not used, by reason; crowded_out, stale and over_share mean that there were
+enough."""
     buffered: int = 0
-    """Accepted groups that wait for a round."""
+    """Accepted groups waiting for a round."""
     unpublished: dict[str, int] = {}
     """Own groups that were not announced, by reason."""
     served: int = 0
     """Bodies handed to others."""
     pulled: int = 0
-    """Bodies of others that were fetched because somebody asked for them."""
+    """Bodies of others that were fetched because a peer asked for them."""
     through_holders: int = 0
     """Bodies received from a peer other than their author."""
     starved: str = ""
-    """Why nothing comes although others announce, and what to do; empty while something comes."""
+    """Why nothing arrives although others announce, and what to do; empty while something arrives."""
     bytes_in: int = 0
     """Bytes that came from peers."""
     bytes_out: int = 0
     """Bytes that went to peers."""
     upload_mb_per_s: float | None = None
-    """Most megabytes a second that bodies may take of the upload."""
+    """Upload limit for bodies, in megabytes per second."""
     banned_peers: int = 0
-    """Peers that are not listened to for now."""
+    """Peers that are banned for now."""
     peers: tuple[PeerFigures, ...] = ()
-    """Up to 64 peers, those first that gave most: groups accepted, what was dropped by their fault, score."""
+    """Up to 64 peers, largest contributors first: groups accepted, groups dropped by their fault, score."""
     trained: dict[str, int] = {}
     """Groups learned from, by author."""
 
@@ -184,38 +185,39 @@ class LibraryStatus(msgspec.Struct, frozen=True):
     """This node's part of the swarm's library, and what it learnt of others' since this start."""
 
     kept: int = 0
-    """Groups kept for others because the book holds answers of them."""
+    """Groups kept for others because the book has answers of them."""
     pages_served: int = 0
-    """Pages of the library given to others."""
+    """Pages of the library sent to others."""
     borrowed: int = 0
     """Groups of libraries that passed all checks."""
     lenders: int = 0
-    """Peers that gave them."""
+    """Peers that they came from."""
     answers: int = 0
-    """Right answers of libraries that the book took."""
+    """Right answers from libraries added to the book."""
     catching_up: bool = False
-    """Rounds have few own groups and much of the book in them."""
+    """Rounds have few own groups and replay much of the book."""
     rounds: int = 0
     """Rounds of catching up."""
     rounds_worth: float | None = None
-    """Usual rounds in which our own sampling would have found as many right answers, at its pass rate when
+    """Rounds that our own sampling would have needed to find as many right answers, at its pass rate when
     catching up began. None: nothing was taken, or nothing found."""
 
 
 class WeekContribution(msgspec.Struct, frozen=True):
-    """Sums of what this machine gave and got in the last seven days, all policies of the process together."""
+    """Totals of what this machine gave and received in the last seven days, over all policies of the
+    process."""
 
     hours: float | None = None
-    """Time that it worked. None: it is not kept."""
+    """Time that it worked. None: not recorded."""
     kwh: float | None = None
-    """Energy that processor and card took in that time, whoever used them. None: the machine does not
-    tell."""
+    """Energy used by processor and card in that time, by all programs. None: the machine does not report
+    it."""
     given: int = 0
     """Own groups that were announced."""
     learnt: int = 0
     """Groups of others that were learned from."""
     thanked_by: int = 0
-    """Nodes that said that they learned from ours."""
+    """Nodes that reported learning from ours."""
 
     def told(self) -> str:
         """Returns it as a line.
@@ -243,7 +245,7 @@ class Saved(msgspec.Struct, frozen=True):
     at: float | None = None
     """When it was written, in seconds since the epoch."""
     error: str = ""
-    """Why the last attempt failed. Empty: it did not."""
+    """Why the last attempt failed. Empty: it succeeded."""
 
 
 class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -252,7 +254,7 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     """Empty: the node is in no pipeline."""
     stage: int | None = None
-    """None: there is no plan yet, or it has no place for us."""
+    """Our stage. None: there is no plan yet, or none of its stages is ours."""
     stages: int | None = None
     """Stages of the plan."""
     first_layer: int | None = None
@@ -262,25 +264,25 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int | None = None
     """Members that hold our stage."""
     members: int = 0
-    """Alive, ourselves included."""
+    """Members that are alive, including us."""
     plans: int = 0
-    """Agreed on since the start: one, and one more for each time that somebody came or went."""
+    """Plans agreed on since the start: one, plus one each time that a member joined or left."""
     iteration: int = 0
     """Optimizer steps taken by the pipeline."""
     iteration_s: float | None = None
     """Time of the last iteration, its step included."""
     planned_s: float | None = None
-    """Time that the plan says it takes, without the step."""
+    """Time that the plan predicts for an iteration, without the step."""
     busy_share: float | None = None
     """Share of the last iteration in which we computed."""
     repaired: int = 0
-    """Micro-batches that got another path because a member on theirs was lost."""
+    """Micro-batches rerouted because a member on their path was lost."""
     given_up: int = 0
-    """Micro-batches that found no other path."""
+    """Micro-batches for which no other path was found."""
     stragglers: int = 0
     """Members that an iteration did not wait for."""
     lost: int = 0
-    """Members that were there and are not any more."""
+    """Members that have left."""
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -301,11 +303,11 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float
     """When this start was, in seconds since the epoch."""
     phase: Phase
-    """Its present work."""
+    """Its current work."""
     earlier: tuple[Phase, ...] = ()
-    """Its work before, the newest last."""
+    """Its previous work, the newest last."""
     learns: bool = True
-    """False: it only connects others (`swarmnode seed`). What is about a policy means nothing then."""
+    """False: it only connects others (`swarmnode seed`), and fields about a policy have no meaning."""
     policy: int = 0
     """Its number among the policies of its process."""
     policies: int = 1
@@ -319,42 +321,42 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
     generation: Generation = Generation()
     """The state of generation."""
     network: Network = Network()
-    """Who it is connected to."""
+    """Its connections."""
     exchange: Sharing = Sharing()
-    """Rollouts that it gave and got."""
+    """Rollouts that it gave and received."""
     library: LibraryStatus = LibraryStatus()
     """Its part of the swarm's library, and what it learnt of others'."""
     help: HelpStats = HelpStats()
     """Requests for help: its own, and those that it answered."""
     receipts: ReceiptStats = ReceiptStats()
-    """Thanks of those who learnt from it."""
+    """Receipts from nodes that learnt from it."""
     health: HealthStats = HealthStats()
-    """The swarm as it hears it."""
+    """The swarm as seen by this node."""
     week: WeekContribution = WeekContribution()
     """Contribution of its machine in the last seven days."""
     pipeline: PipelineStatus = PipelineStatus()
-    """Its part of a pipeline, where it has one."""
+    """Its part of a pipeline, if any."""
     training: TrainReport = TrainReport()
     """The last round of learning."""
     checkpoint: Saved = Saved()
     """The newest checkpoint."""
     advice: str = ""
-    """Which tasks there is nothing to learn from, and what helps (drought.py). Empty: none."""
+    """Tasks with nothing to learn from, and what helps (drought.py). Empty: none."""
     page: str = ""
     """Address of the status page, which serves this record. Empty: there is none yet."""
 
 
 def invitation(status: NodeStatus) -> str | None:
-    """Return what another machine types to join this node's swarm; None while nobody could reach it.
+    """Return the command by which another machine joins this node's swarm; None while it is unreachable.
 
-    It is for outsiders where one can use it, else for those whom `joins_from` names."""
+    It is for outsiders if they can use it, else for those named by `joins_from`."""
     addresses = _usable(status)[1]
     if not addresses:
         return None
     join = "swarmnode join" + (f" --pipeline {status.pipeline.name}" if status.pipeline.name else "")
     if status.network.private:
         return (
-            f"{join} INVITATION, which `swarmnode swarm invite --swarm {status.swarm}` prints here,"
+            f"{join} INVITATION, printed by `swarmnode swarm invite --swarm {status.swarm}` here,"
             " with the --home of this node"
         )
     swarm = "" if status.swarm == "commons" else f" --swarm {status.swarm}"
@@ -363,7 +365,7 @@ def invitation(status: NodeStatus) -> str | None:
 
 def joins_from(status: NodeStatus) -> str:
     """Return who can use the invitation: `another machine`, or who is nearer."""
-    nearer = {"lan": "another machine in this LAN", "machine": "another node on this machine"}
+    nearer = {"lan": "another machine on this LAN", "machine": "another node on this machine"}
     return nearer.get(_usable(status)[0], "another machine")
 
 
@@ -436,15 +438,15 @@ class Summary:
     """The round that `reward_last` was measured at."""
     external_groups_trained: dict[str, int]
     saved_round: int | None
-    """Round of the newest checkpoint; less than `rounds` when the disk was full."""
+    """Round of the newest checkpoint; less than `rounds` if the disk was full."""
     stopped: str
     advice: str = ""
-    """The node's last advice about tasks that there is nothing to learn from; and what judges failed of since
-    this start. Empty: none."""
+    """The node's last advice about tasks with nothing to learn from, and the judges' last failure since this
+    start. Empty: none."""
     run: str = ""
     """Its name; empty in a pipeline."""
     not_saved: str = ""
-    """The rounds that are lost because their checkpoint could not be written, and why. Empty: none."""
+    """The rounds lost because their checkpoint could not be written, and why. Empty: none."""
 
 
 def summary_of(status: NodeStatus) -> Summary:
@@ -452,7 +454,7 @@ def summary_of(status: NodeStatus) -> Summary:
     generation, advice = status.generation, [status.advice] if status.advice else []
     if generation.failure:
         advice.append(
-            f"groups without a reward: {generation.unjudged_groups}, the last as {generation.failure}"
+            f"groups without a reward: {generation.unjudged_groups}, the last because {generation.failure}"
         )
     return Summary(
         peer=status.peer_id,
@@ -464,7 +466,7 @@ def summary_of(status: NodeStatus) -> Summary:
         evaluated_round=status.reward.eval_round,
         external_groups_trained=dict(status.exchange.trained),
         saved_round=status.checkpoint.round,
-        stopped=status.phase.detail if status.phase.name == "stopped" else "it was broken off",
+        stopped=status.phase.detail if status.phase.name == "stopped" else "interrupted",
         advice="; ".join(advice),
         run=status.run,
         not_saved=_not_saved(status),

@@ -47,6 +47,6 @@ def open_page(source: NodeSource) -> AbstractContextManager[Page]:
     """Returns the page of a node; it is served within the `with` block. Raises PortInUse there."""
     name = source.config.node.page
     if name == "off" or (name == USUAL and name not in names("page")):
-        logger.info("this node has no page: `swarmnode status` cannot ask it")
+        logger.info("this node has no page, so `swarmnode status` cannot reach it")
         return nullcontext(NoPage())
     return find("page", name)(source)

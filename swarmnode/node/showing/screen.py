@@ -178,9 +178,7 @@ class LogFile(RotatingFileHandler):
             super().handleError(record)
         elif not self.said:
             self.said = True
-            logger.warning(
-                "cannot write %s (%s): lines of the log are missing there", self.baseFilename, error.strerror
-            )
+            logger.warning("cannot write %s (%s): some log lines are lost", self.baseFilename, error.strerror)
 
     def close(self) -> None:
         with suppress(OSError):  # What a full disk did not take is tried once more.

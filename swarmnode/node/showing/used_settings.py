@@ -37,4 +37,4 @@ def keep_settings(folder: Path, config: Config, origins: Mapping[str, str]) -> N
     try:
         replace_file(folder / SETTINGS_FILE, msgspec.json.encode(used_settings(config, origins)))
     except OSError as error:
-        logger.warning("the settings are not kept: cannot write %s (%s)", folder, error.strerror)
+        logger.warning("cannot save the settings to %s (%s)", folder, error.strerror)

@@ -193,8 +193,8 @@ class EmbeddedEngine(TorchEngine):
         live = 1 + sum(policy.version != BASE_VERSION for policy in staying)
         if live > self.capabilities.max_versions:
             raise EngineError(
-                f"{live} policy versions would be live, this engine holds {self.capabilities.max_versions}",
-                hint='let the oldest requests end first, or update with "keep"',
+                f"{live} policy versions would be live; this engine holds {self.capabilities.max_versions}",
+                hint='let the oldest requests finish first, or update with "keep"',
             )
 
     def _merge(self, pairs: LoraPairs, former: Layers | None) -> Layers:

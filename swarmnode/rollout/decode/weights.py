@@ -111,7 +111,7 @@ def _why_not_these(model: PreTrainedModel, family: Family) -> str | None:
     if missing := sorted(needed - set(weights)):
         return f"it lacks {missing[0]}"
     if strange := sorted(set(weights) - needed - biases):
-        return f"its {strange[0]} is not known in {family.model_type}"
+        return f"its {strange[0]} is not supported in {family.model_type}"
     if any(2 * len(kind.inv_freq) != _head_dim(model) for kind in _kinds(model, family)[0]):
         return "only a part of each head is rotated"
     return None

@@ -189,7 +189,7 @@ class Conversations:
         self._left = [answer for answer in self._left if not answer.done()]
         if len(self._left) >= MOST_STUCK:
             question.answer = ThreadWork()
-            lost = JudgementOverran(f"{len(self._left)} answers of environments never came")
+            lost = JudgementOverran(f"{len(self._left)} environments never answered")
             question.answer.set_exception(lost)
             return
         with self._lock:
@@ -273,5 +273,9 @@ class Conversations:
         task = group.example.key.task
         level = logging.DEBUG if task in self._told else logging.WARNING
         self._told.add(task)
-        logger.log(level, "%s: the conversation has no reward. --set tasks.turn_timeout_s=SECONDS", lost)
+        logger.log(
+            level,
+            "%s; the conversation gets no reward. To allow more time: --set tasks.turn_timeout_s=SECONDS",
+            lost,
+        )
         group.members[place] = replace(group.members[place], asking=False, finish="stop", broken_off=True)

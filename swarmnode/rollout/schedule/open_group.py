@@ -161,7 +161,7 @@ def oldest_of(versions: Iterable[int | None]) -> int | None:
 
 def _member(completion: Completion) -> OpenCompletion:
     if completion.logprobs is None or completion.finish == "abort":
-        raise ValueError("this completion is not one of a round's")
+        raise ValueError("this completion does not belong to a round")
     sampled = Sampled(
         completion.token_ids, completion.logprobs, completion.spans, completion.path, completion.given
     )

@@ -318,14 +318,14 @@ class PartialRollouts:
         self._only_decodes = False
 
     def _leave_out(self, group: OpenGroup, error: RequestRefused) -> None:
-        logger.warning("leaving out %s: %s", group.name, error)
+        logger.warning("skipping %s: %s", group.name, error)
         self._withdraw(group)
         self._pool.forget(group)
         self._tally.refused += 1
         self._tally.refused_in_a_row += 1
         if self._tally.refused_in_a_row > self._settings.groups:
             raise EngineError(
-                f"the engine refused a whole round of examples, last: {error.message}",
+                f"the engine refused all examples of a round, the last because: {error.message}",
                 hint=error.hint,
             ) from error
 

@@ -52,7 +52,7 @@ class RequestsInFlight:
         if output.request_id not in self._places:
             raise EngineError(
                 f"the engine returned request {output.request_id}, which is not ours",
-                hint="while partial rollouts run, nobody else may use their engine: park() them first",
+                hint="while partial rollouts run, no other caller may use their engine: park() them first",
             )
         group, place, tokens = self._places.pop(output.request_id)
         self._tokens_at_step_0 -= tokens

@@ -103,7 +103,7 @@ def decode(state: bytes) -> SavedState:
     # Sampled and its spans check themselves with ValueErrors, and so does UTF-8.
     except (msgspec.MsgspecError, ValueError) as error:
         raise CheckpointError(
-            f"the unfinished rollouts in this checkpoint cannot be read: {error}",
+            f"cannot read the unfinished rollouts in this checkpoint: {error}",
             hint="start over with --fresh (nothing is deleted)",
         ) from error
     lengths = LengthEstimates(found.prompt_lengths, found.task_lengths)
@@ -143,7 +143,7 @@ def _checked_member(member: _Member) -> OpenCompletion:
     if member.finish is not None and not member.token_ids:
         raise ValueError("a completion ended before its first token")
     if len(member.observed) != len(member.given) or not all(member.observed):
-        raise ValueError("what an environment said does not fit the tokens of it")
+        raise ValueError("an environment's messages do not match their tokens")
     spans = tuple(Span(*span) for span in member.spans)
     observed = tuple(
         tuple({"role": role, "content": content} for role, content in messages)

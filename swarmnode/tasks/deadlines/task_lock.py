@@ -60,11 +60,9 @@ class TaskLock:
             if not self._changed.wait_for(
                 lambda: self._holder is None or thread in self._left_behind, self._patience_s
             ):
-                logger.warning(
-                    "a task has been busy for over %g s; going on without waiting", self._patience_s
-                )
+                logger.warning("a task has been busy for over %g s; continuing without it", self._patience_s)
             if thread in self._left_behind:
-                raise JudgementAbandoned("nobody waits for this judgement any more")
+                raise JudgementAbandoned("this judgement is no longer needed")
             self._holder = thread
 
     def _give_back(self, thread: threading.Thread) -> None:

@@ -30,7 +30,7 @@ class TimedThreads:
         """Returns the result of `work`, or raises its error. `judge`: its name, for errors. Raises
         JudgementOverran if it was at work too long, and JudgementLost."""
         if self.stuck >= MAX_STUCK:
-            raise JudgementLost(f"{judge} is not asked: {self.stuck} judgements never ended")
+            raise JudgementLost(f"{judge} is not called: {self.stuck} earlier calls never returned")
         judged = in_daemon_thread(work, self.limit_s)
         either: list[Future[Any]] = [judged, self._stopped]
         while not judged.done() and not self._stopped.done() and (left_s := judged.clock.left_s) > 0:

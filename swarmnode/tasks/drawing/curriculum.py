@@ -95,7 +95,7 @@ class Curriculum:
         after = levels_after(self._levels, self._tasks, groups)
         for name, level in after.items():
             if level.level != self._levels[name].level:
-                logger.info("task %s is asked at level %d from now on", name, level.level)
+                logger.info("task %s moves to level %d", name, level.level)
         self._levels = after
 
     def state(self, number: int | None) -> bytes:

@@ -54,7 +54,7 @@ class Demonstrations:
                 told = of_theirs(
                     f"demonstrations= failed on {example.prompt!r:.60}",
                     lambda given=given: given(example),
-                    'the function gets an Example: example.prompt, example.columns["answer"].',
+                    'the function is passed an Example: example.prompt, example.columns["answer"].',
                 )
                 found += _texts(told, example.prompt)
             elif isinstance(given, Mapping):
@@ -72,7 +72,8 @@ class Demonstrations:
             example = read_row(row, key, f"demonstration {index + 1}")
             if not _texts(example.columns.get(COLUMN), example.prompt):
                 raise TaskError(
-                    f"demonstration {index + 1} has no column {COLUMN!r}", hint="the text of the answer"
+                    f"demonstration {index + 1} has no column {COLUMN!r}",
+                    hint="put the text of the answer in it",
                 )
             held_out = example.prompt in measured if measured else is_held_out(example.prompt)
             if not held_out:
@@ -88,7 +89,7 @@ def _rows(given: GivenDemonstrations) -> list[Any]:
     rows = rows_of(given)
     if rows is None:
         raise TaskError(
-            f"demonstrations are {given!r:.80}",
+            f"invalid demonstrations: {given!r:.80}",
             hint="pass a function of the example, a mapping of prompts to texts, or rows with a column"
             f" {COLUMN!r}",
         )
@@ -106,5 +107,6 @@ def _texts(value: object, prompt: Prompt) -> tuple[str, ...]:
         if all(isinstance(one, str) for one in several):
             return tuple(cast("Sequence[str]", several))
     raise TaskError(
-        f"the demonstration of {prompt!r:.60} is {value!r:.60}", hint="one text, or a list of them"
+        f"the demonstration of {prompt!r:.60} is not text: {value!r:.60}",
+        hint="pass one string, or a list of them",
     )

@@ -116,9 +116,9 @@ def _take(task: Task, seeds: Iterator[int], count: int) -> list[Example]:
     if len(examples) < count:
         raise TaskError(
             f"{task.name} has too few training examples for one round",
-            hint="a fifth of the prompts is held out for evaluation, by their text, so those that are all"
-            " alike may be: ask more different questions (an environment: what reset() returns), or measure"
-            " on others (eval_dataset=, or FILE?evaluation=FILE)",
+            hint="a fifth of the prompts is held out for evaluation by a hash of the text, and perhaps all if"
+            " they are alike: add more different questions (in an environment: what reset() returns), or"
+            " measure on others (eval_dataset=, or FILE?evaluation=FILE)",
         )
     return examples
 

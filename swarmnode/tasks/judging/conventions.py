@@ -20,7 +20,7 @@ class Convention:
     fits: Callable[[Sequence[str]], bool] = lambda arguments: False
     """Returns True if a function with these arguments was written for that trainer."""
     of_objects: bool = False
-    """True if a reward may be an object that is no function."""
+    """True if a reward may be an object that is not a function."""
 
 
 def adapted(function: Any, convention: str | None = None) -> Any:

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 MORE_TIME = "--set tasks.score_timeout_s=SECONDS gives it more time"
-ADVICE = "`swarmnode task check` tells which function"
+ADVICE = "`swarmnode task check` shows which function"
 
 
 class OwnJudge:
@@ -94,7 +94,7 @@ class OwnJudge:
         """Returns True if this task has ever judged anything."""
         return name in self._has_judged
 
-    def has_failed(self, name: str, error: JudgementLost | TaskError) -> None:
+    def record_failure(self, name: str, error: JudgementLost | TaskError) -> None:
         """Counts a failure and logs it. Raises TaskError at the last one that is tolerated."""
         if self.stopped.done():
             return
@@ -110,14 +110,14 @@ class OwnJudge:
             raise given_up(name, in_a_row, error) from error
         if first:
             where = "".join(f"\n{note}" for note in notes_of(error))
-            logger.warning("%s: these answers have no reward. %s%s", error, _advice(error), where)
+            logger.warning("%s; these answers get no reward. %s%s", error, _advice(error), where)
         else:
-            logger.info("task %s failed on a group again: %s", name, error.message)
+            logger.info("task %s failed on another group: %s", name, error.message)
 
 
 def given_up(name: str, failures: int, error: JudgementLost | TaskError) -> TaskError:
     """Returns the error that ends the run, with the traceback of the last failure."""
-    several = "a group" if failures == 1 else f"{failures} groups one after the other"
+    several = "a group" if failures == 1 else f"{failures} groups in a row"
     hint = f"{error.hint}; {_advice(error)}" if error.hint else _advice(error)
     ending = TaskError(
         f"task {name} was given up after {several} without a reward: {error.message}", hint=hint
@@ -165,7 +165,7 @@ class JudgedTask(TaskAround):
         try:
             scores = self._scored(example, completions)
         except (JudgementLost, TaskError) as error:
-            self._judge.has_failed(self.name, error)
+            self._judge.record_failure(self.name, error)
             return unscored
         self._judge.was_judged(self.name)
         return list(scores)
@@ -206,7 +206,7 @@ class JudgedEnvironment(JudgedTask):
         self.most_turns = task.most_turns
         self.failure: JudgementLost | TaskError = JudgementLost(
             f"the environment {self.name} did not answer its turns in time",
-            hint="--set tasks.turn_timeout_s=SECONDS gives each more time",
+            hint="--set tasks.turn_timeout_s=SECONDS gives each turn more time",
         )
         """The last one of a turn."""
         self._observe = task.observe
@@ -231,4 +231,4 @@ class JudgedEnvironment(JudgedTask):
 
     def broke_off(self) -> None:
         """Counts an example whose conversations have all broken off. Raises TaskError after too many."""
-        self._judge.has_failed(self.name, self.failure)
+        self._judge.record_failure(self.name, self.failure)

@@ -34,7 +34,7 @@ def _import_package(folder: Path) -> None:
         _PACKAGE, location, submodule_search_locations=[str(folder)]
     )
     if spec is None or spec.loader is None or not location.is_file():
-        raise TaskError(f"the built-in rewards are missing from {folder}", hint="install swarmnode again")
+        raise TaskError(f"the built-in rewards are missing from {folder}", hint="reinstall swarmnode")
     package = importlib.util.module_from_spec(spec)
     sys.modules[_PACKAGE] = package
     spec.loader.exec_module(package)

@@ -153,13 +153,13 @@ def named_rewards(rewards: Sequence[Reward | str]) -> dict[str, Reward]:
     found: dict[str, Reward] = {}
     for number, given in enumerate(rewards):
         if not isinstance(given, str) and not callable(given):
-            raise TaskError(f"{given!r:.80} is no reward", hint="pass a function, or the name of one")
+            raise TaskError(f"not a reward: {given!r:.80}", hint="pass a function, or the name of one")
         reward: Reward = load_reward(given) if isinstance(given, str) else adapted(given)
         name = given.rpartition(":")[2] if isinstance(given, str) else _name(given)
         nameless = name == "<lambda>" or (isinstance(given, str) and given.startswith(URLS))
         name = f"reward_{number}" if nameless else name
         if name in found:
-            raise TaskError(f"two rewards are called {name}", hint="name each function once")
+            raise TaskError(f"two rewards are named {name}", hint="give each function its own name")
         found[name] = reward
     return found
 
@@ -174,17 +174,17 @@ def with_weights(rewards: Mapping[str, Reward], weights: object) -> dict[str, Re
     try:
         numbers = [float(weight) for weight in cast(Iterable[Any], weights)]
     except (TypeError, ValueError):
-        raise TaskError(f"{weights!r:.80} are no reward weights", hint="give a list of numbers") from None
+        raise TaskError(f"invalid reward weights {weights!r:.80}", hint="pass a list of numbers") from None
     if not numbers:
         return dict(rewards)
     if len(numbers) != len(rewards):
         raise TaskError(
-            f"there are {len(numbers)} reward weights and {len(rewards)} rewards",
-            hint=f"one weight for each of {', '.join(rewards) or 'the rewards that you pass'}",
+            f"got {len(numbers)} reward weights for {len(rewards)} rewards",
+            hint=f"pass one weight for each of {', '.join(rewards) or 'the rewards that you pass'}",
         )
     for weight in numbers:
         if not abs(weight) <= MAX_WEIGHT:
-            raise TaskError(f"{weight:g} is no weight of a reward", hint=f"at most {MAX_WEIGHT:g}")
+            raise TaskError(f"invalid reward weight {weight:g}", hint=f"the largest is {MAX_WEIGHT:g}")
     return {
         name if weight == 1 else f"{name}{WEIGHT_MARK}{weight!r}": reward
         for (name, reward), weight in zip(rewards.items(), numbers, strict=True)
@@ -210,8 +210,12 @@ def _unknown(spec: str, there: Sequence[str] | None = None) -> TaskError:
     known = builtin_rewards() if there is None else there
     close = get_close_matches(spec.rpartition(":")[2], known, n=1)
     found = ", ".join(known)[:300] or "none"
-    hint = f"did you mean {close[0]}?" if close else f"{'ours' if there is None else 'there'} are {found}"
-    return TaskError(f"there is no reward {spec!r}", hint=hint)
+    hint = (
+        f"did you mean {close[0]}?"
+        if close
+        else f"{'built-in rewards' if there is None else 'it has'}: {found}"
+    )
+    return TaskError(f"no reward {spec!r}", hint=hint)
 
 
 def _offered(module: ModuleType) -> list[str]:
@@ -276,7 +280,7 @@ def call_reward(
     columns = columns or {}
     if clash := _RESERVED & columns.keys():
         raise TaskError(
-            f"column {min(clash)!r} has the name of an argument of rewards", hint="rename the column"
+            f"column {min(clash)!r} has the name of a reward's argument", hint="rename the column"
         )
     as_messages = conversational or _wants_messages(reward)
     arguments: dict[str, Any] = {
@@ -428,7 +432,9 @@ def _finite(reward: Reward, value: Any) -> float:
     except (TypeError, ValueError, RuntimeError):
         raise _odd(reward, f"returned a {type(value).__name__}, not a number or None") from None
     if not math.isfinite(number):
-        raise TaskError(f"reward {_name(reward)} returned {number}", hint="None means: does not apply")
+        raise TaskError(
+            f"reward {_name(reward)} returned {number}", hint="return None where it does not apply"
+        )
     return number
 
 
@@ -453,7 +459,7 @@ def _log_extra(name: object, values: object) -> None:
 @cache
 def _say_that_it_is_not_kept(name: str) -> None:
     logger.warning(
-        "a reward calls log_extra(%r): that is kept nowhere; numbers can go to log_metric, or be returned"
-        " by a second reward of weight 0 (tasks.reward_weights)",
+        "a reward calls log_extra(%r), which is not stored; pass numbers to log_metric, or return them"
+        " from a second reward of weight 0 (tasks.reward_weights)",
         name,
     )

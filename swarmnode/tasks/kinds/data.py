@@ -62,7 +62,7 @@ def load_data(spec: TaskSpec) -> FileTask:
         evaluation = packed_rows(read_table(other), other, exact=exact)
     rows = without(packed_rows(read_table(spec), spec, exact=exact), evaluation)
     if not rows:
-        raise TaskError(f"{spec.name} has no rows", hint="write at least a few hundred")
+        raise TaskError(f"{spec.name} has no rows", hint="add at least a few hundred")
     may_leave = not spec.flag("private")
     judges = {"correct": load_reward("exact_match")} if exact else rewards
     # Who judges elsewhere makes the version of these rows and of that judge by the same rule.
@@ -87,7 +87,9 @@ def packed_rows(rows: Iterator[PlacedRow], spec: TaskSpec, *, exact: bool) -> li
         found.append(_packed(row, place))
         kept += len(found[-1])
         if kept > MAX_KEPT_BYTES:
-            raise TaskError(f"{name} fills more than {MAX_KEPT_BYTES >> 30} GiB", hint="take a part of it")
+            raise TaskError(
+                f"{name} takes more than {MAX_KEPT_BYTES >> 30} GiB of memory", hint="use a part of it"
+            )
     return found
 
 
@@ -178,7 +180,7 @@ def _prepare(row: Columns, prompt_column: str, answer_column: str | None, place:
     if prompt_column not in row:
         _no_column(row, prompt_column, place)
     if answer_column is not None and answer_column not in row:
-        otherwise = "give it to every row, as the first one has it; None: no answer is known"
+        otherwise = "every row needs it, as the first row has it; use None for an unknown answer"
         _no_column(row, answer_column, place, otherwise)
     prompt = row[prompt_column]
     columns = {name: value for name, value in row.items() if name not in ("prompt", prompt_column)}
@@ -201,7 +203,7 @@ def with_system(system: str, prompt: Any, place: object) -> list[Message]:
     already."""
     messages = messages_of(user_prompt(prompt, place))
     if messages[0]["role"] in ("system", "developer"):
-        raise TaskError(f"{place} has a message of the system already", hint="leave out tasks.system_prompt")
+        raise TaskError(f"{place} already has a system message", hint="leave out tasks.system_prompt")
     return [{"role": "system", "content": system}, *messages]
 
 
@@ -209,8 +211,8 @@ def _exact_answer(row: Columns, place: str) -> str | float:
     answer = row.get("answer")
     if not isinstance(answer, str | int | float):
         raise TaskError(
-            f"{place} has no answer that a completion could equal: {answer!r:.80}",
-            hint="call its column answer (or say FILE?answer=COLUMN), or name a reward: reward=f, or --set"
+            f"{place} has no answer to compare with: {answer!r:.80}",
+            hint="name its column answer (or pass FILE?answer=COLUMN), or pass a reward: reward=f, or --set"
             " tasks.reward=file.py:f",
         )
     # 2.0 and True have two spellings each, which the reward knows.
@@ -225,7 +227,7 @@ def _no_column(
     row: Columns,
     wanted: str,
     place: str,
-    otherwise: str = "FILE?prompt=COLUMN names that of the prompt; rows of a script have it as `prompt`",
+    otherwise: str = "FILE?prompt=COLUMN names the prompt's column; rows of a script have it as `prompt`",
 ) -> str:
     names = sorted(map(str, row))
     close = difflib.get_close_matches(wanted, names, n=1, cutoff=0.7)
@@ -240,8 +242,8 @@ def _packed(row: Columns, place: str) -> bytes:
         data = _encode(row)
     except (TypeError, ValueError, OverflowError, UnicodeEncodeError, RecursionError) as error:
         raise TaskError(
-            f"{place} holds what is neither text nor number: {error}", hint="leave that column out"
+            f"{place} has a value that cannot be stored: {error}", hint="leave that column out"
         ) from error
     if len(data) > MAX_ROW_BYTES:
-        raise TaskError(f"{place} is {len(data)} bytes, at most {MAX_ROW_BYTES}", hint="shorten it")
+        raise TaskError(f"{place} has {len(data)} bytes; the limit is {MAX_ROW_BYTES}", hint="shorten it")
     return data

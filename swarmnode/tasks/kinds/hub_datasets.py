@@ -27,7 +27,7 @@ def load_from_hub(name: str) -> Iterator[Mapping[str, Any]]:
     found = _NAME.fullmatch(name)
     if found is None:
         raise TaskError(
-            f"hf:{name} is no name of a data set", hint="write hf:owner/name or hf:owner/name:split"
+            f"hf:{name} is not a data set name", hint="write hf:owner/name or hf:owner/name:split"
         )
     repo, subset, split = found["repo"], found["subset"], found["split"] or "train"
     datasets = extra_module("datasets", how_to_install("data"), f"hf:{repo}")
@@ -39,19 +39,19 @@ def load_from_hub(name: str) -> Iterator[Mapping[str, Any]]:
             size = builder.info.download_size or 0
             if size > MAX_DOWNLOAD_BYTES:
                 raise TaskError(
-                    f"{repo} is a download of {size / 2**30:.0f} GiB, at most {MAX_DOWNLOAD_BYTES >> 30}",
-                    hint="save a part of it, and name that file or folder",
+                    f"{repo} is {size / 2**30:.0f} GiB to download; the limit is {MAX_DOWNLOAD_BYTES >> 30}",
+                    hint="save a part of it, and pass that file or folder",
                 )
             builder.download_and_prepare()
             return iter(builder.as_dataset(split=split))
     except (OSError, ValueError, KeyError) as error:
         if trouble is not None:
             raise TaskError(
-                f"{repo} is not on this disk, and the hub cannot be asked for it: {trouble}",
-                hint="check the name and the connection, or name a file: --task questions.jsonl",
+                f"{repo} is not on this disk, and the hub cannot be reached: {trouble}",
+                hint="check the name and the connection, or use a file: --task questions.jsonl",
             ) from error
         raise TaskError(
-            f"hf:{name} cannot be loaded: {error}", hint="write hf:owner/name/subset:split, as its page says"
+            f"hf:{name} cannot be loaded: {error}", hint="write hf:owner/name/subset:split, as on its page"
         ) from error
 
 

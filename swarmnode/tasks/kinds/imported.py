@@ -58,7 +58,9 @@ def find_attribute(spec: str) -> Attribute:
         digest = hashlib.blake2b(text_of(module).encode(), digest_size=8).hexdigest()
     value = of_theirs(f"cannot import {name} of {origin}", lambda: getattr(module, name, _END))
     if value is _END:
-        raise TaskError(f"there is no {name!r} in {origin}", hint="name a task, or examples(seed)")
+        raise TaskError(
+            f"{origin} has no attribute {name!r}", hint="name a task, or a function examples(seed)"
+        )
     return Attribute(spec, value, module, path, digest)
 
 
@@ -70,7 +72,7 @@ def import_module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         ours = error.name is not None and f"{name}.".startswith(f"{error.name}.")
-        hint = f"it is neither installed nor in {here}" if ours else where(error)
+        hint = f"install it, or run this in its folder; searched {here}" if ours else where(error)
         raise TaskError(f"cannot import {name}: {error}", hint=hint) from error
     except (Exception, SystemExit) as error:
         raise TaskError(f"cannot import {name}: {error!r}", hint=where(error)) from error

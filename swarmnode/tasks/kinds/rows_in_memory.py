@@ -37,10 +37,10 @@ def split(given: object) -> tuple[object, object]:
     measured = next((name for name in EVALUATION_SPLITS if name in splits), None)
     if TRAINING_SPLIT not in splits and measured is None:
         raise TaskError(
-            f"there is no split {TRAINING_SPLIT!r} among {', '.join(map(str, splits))}"[:200],
-            hint="pass one of them: splits[NAME], and eval_dataset=splits[OTHER]",
+            f"no split {TRAINING_SPLIT!r} among {', '.join(map(str, splits))}"[:200],
+            hint="pass one split: splits[NAME], and eval_dataset=splits[OTHER]",
         )
-    logger.info("of %s: measured on %s", ", ".join(map(str, splits)), measured or "a fifth of train")
+    logger.info("splits %s: measured on %s", ", ".join(map(str, splits)), measured or "a fifth of train")
     return splits.get(TRAINING_SPLIT, ()), None if measured is None else splits[measured]
 
 
@@ -66,7 +66,7 @@ def rows_of(given: object) -> list[Any] | None:
         stream = iter(found)
         rows = list(islice(stream, MOST_STREAMED))
         if len(rows) == MOST_STREAMED and next(stream, rows) is not rows:
-            logger.warning("%s goes on: its first %d rows are used", type(given).__name__, MOST_STREAMED)
+            logger.warning("%s has more rows; using the first %d", type(given).__name__, MOST_STREAMED)
     return [_plain(row, missing=frame is not None) for row in rows]
 
 

@@ -54,7 +54,7 @@ def as_task(
     `environment`: as in a task file; an environment may bring its own questions (`given` None). `evaluation`:
     rows that it is measured on, whole; None: where `given` has several splits, one of them, else the share of
     prompts that every node holds out. Name and version follow from the source, so nodes that run one script
-    exchange rollouts. Raises TaskError for what is no task.
+    exchange rollouts. Raises TaskError for anything but a task.
 
     >>> task = as_task([("1+1=", "2"), ("2+2=", "4")])
     >>> sorted(example.prompt for example in task.examples(0))
@@ -64,7 +64,7 @@ def as_task(
     if is_task(given):
         if tools is not None or environment is not None or evaluation is not None:
             raise TaskError(
-                f"{given.name} is a task already", hint="pass its examples as a list or a function"
+                f"{given.name} is already a task", hint="pass its examples as a list or a function"
             )
         return rewarded(given, own) if own else given
     trained, measured = split(given)
@@ -79,7 +79,7 @@ def as_task(
 
 def task_names(given: object) -> tuple[str, ...]:
     """Returns the names of tasks that a script passes: one, or a list in which every text is one. Empty: it
-    is no name.
+    is not a name.
 
     >>> task_names("rev"), task_names(["rev", "sort"]), task_names(["rev", "Say it twice."])
     (('rev',), ('rev', 'sort'), ())
@@ -95,11 +95,13 @@ def refuse_untrained(given: object) -> None:
     """Raises TaskError for splits without one to train on, which an evaluation alone could use."""
     if isinstance(given, Mapping) and TRAINING_SPLIT not in given:
         given = cast(Mapping[Any, object], given)
-        hint = "pass one of them: splits[NAME]; a fifth of its prompts is held out, or pass eval_dataset"
+        hint = (
+            "pass one split: splits[NAME]; a fifth of its prompts is held out, unless you pass eval_dataset"
+        )
         if any(name in given for name in PROMPT_COLUMNS):
-            hint = "a dictionary holds splits; of columns pass datasets.Dataset.from_dict(...), or rows"
+            hint = "a dictionary is read as splits; for columns pass datasets.Dataset.from_dict(...), or rows"
         names = ", ".join(map(str, given))
-        raise TaskError(f"there is no split {TRAINING_SPLIT!r} among {names}"[:200], hint=hint)
+        raise TaskError(f"no split {TRAINING_SPLIT!r} among {names}"[:200], hint=hint)
 
 
 def measured_rows(given: object) -> Any:
@@ -123,8 +125,8 @@ def _source(given: Any, own: Mapping[str, Reward], environment: object, evaluati
     measured = () if evaluation is None else _packed(evaluation, exact=exact)
     if evaluation is not None and not measured:
         raise TaskError(
-            "the rows to measure on are none",
-            hint="leave out eval_dataset: then a fifth of prompts is held out",
+            "eval_dataset is empty",
+            hint="leave it out to hold out a fifth of the prompts instead",
         )
     if given is None and environment is not None:
         names = [getattr(one, "__name__", "") for one in _factories(environment)]
@@ -144,11 +146,11 @@ def _source(given: Any, own: Mapping[str, Reward], environment: object, evaluati
     rows = without(passed, measured)
     if passed and not rows:
         raise TaskError(
-            "every row to train on is asked by the evaluation set, too, and so none is left",
-            hint="measure on others, or leave out eval_dataset: then a fifth of prompts is held out",
+            "every training row is also in the evaluation set, so none is left to train on",
+            hint="measure on other rows, or leave out eval_dataset to hold out a fifth of the prompts",
         )
     if not rows and not measured:
-        raise TaskError("there are no rows", hint="pass at least a few hundred")
+        raise TaskError("the task has no rows", hint="pass at least a few hundred")
     version = judged_version(digest_of(rows, measured), judges)
     draw = partial(drawn, rows, measured, f"rows/{version}")
     return FileTask("rows", version, Path("<rows>"), draw, judges, evaluated=frozenset(prompts_of(measured)))
@@ -159,7 +161,7 @@ def _packed(given: object, *, exact: bool) -> Sequence[bytes]:
     rows = rows_of(given)
     if rows is None:
         raise TaskError(
-            f"{given!r:.80} is no task",
+            f"not a task: {given!r:.80}",
             hint="pass a name, a file, a function examples(seed), rows (a list, a Dataset, a DataFrame, a"
             " generator), or an object with name, version, examples and score",
         )

@@ -47,11 +47,11 @@ def read_table(spec: TaskSpec) -> Iterator[PlacedRow]:
     reader = _READERS.get(path.suffix)
     if reader is None or not path.is_file():
         raise TaskError(
-            f"there is no data set {path}",
-            hint=f"a file that ends with {', '.join(_READERS)}, or a folder of `datasets`",
+            f"no data set at {path}",
+            hint=f"pass a file that ends with {', '.join(_READERS)}, or a folder saved by `datasets`",
         )
     if path.stat().st_size > MAX_DATA_BYTES:
-        raise TaskError(f"{path} is larger than {MAX_DATA_BYTES >> 30} GiB", hint="take a part of it")
+        raise TaskError(f"{path} is larger than {MAX_DATA_BYTES >> 30} GiB", hint="use a part of it")
     return reader(path)
 
 
@@ -81,14 +81,14 @@ def decoded(text: bytes) -> Any:
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return BadRow("", f"no JSON: {error}")
+        return BadRow("", f"not JSON: {error}")
 
 
 def json_row(row: Any, place: str) -> PlacedRow | BadRow:
     """Returns a decoded row with its place."""
     if isinstance(row, BadRow):
         return BadRow(place, row.fault)
-    return (place, cast(Columns, row)) if isinstance(row, dict) else BadRow(place, "no JSON object")
+    return (place, cast(Columns, row)) if isinstance(row, dict) else BadRow(place, "not a JSON object")
 
 
 def _comma_separated(path: Path) -> Iterator[PlacedRow]:
@@ -106,8 +106,8 @@ def _comma_separated(path: Path) -> Iterator[PlacedRow]:
                     continue
                 if len(cells) != len(header):
                     raise TaskError(
-                        f"{place} has {len(cells)} fields and not {len(header)} as the first line",
-                        hint="put fields with commas or line ends between double quotes",
+                        f"{place} has {len(cells)} fields, but the first line has {len(header)}",
+                        hint="put fields that contain commas or line breaks in double quotes",
                     )
                 yield place, dict(zip(header, cells, strict=True))
     except UnicodeDecodeError as error:
@@ -129,7 +129,7 @@ def read_parquet(path: Path) -> Iterator[PlacedRow]:
         rows = (row for batch in batches for row in batch.to_pylist())
         yield from _numbered(rows, f"{path} row")
     except (OSError, ValueError, NotImplementedError) as error:  # pyarrow's own errors are all three
-        raise TaskError(f"{path} cannot be read as Parquet: {error}", hint="write it again") from error
+        raise TaskError(f"{path} cannot be read as Parquet: {error}", hint="write the file again") from error
 
 
 def _folder(path: Path, split: str | None) -> Iterator[Mapping[str, Any]]:
@@ -139,14 +139,14 @@ def _folder(path: Path, split: str | None) -> Iterator[Mapping[str, Any]]:
         found = datasets.load_from_disk(str(path))
     except (OSError, ValueError) as error:
         raise TaskError(
-            f"{path} is no folder that `datasets` saved: {error}", hint="make one with set.save_to_disk(...)"
+            f"{path} is not a folder saved by `datasets`: {error}", hint="make one with save_to_disk(...)"
         ) from error
     if not isinstance(found, datasets.DatasetDict):
         return iter(found)
     splits: Mapping[str, Any] = found
     chosen = split or ("train" if "train" in splits or len(splits) > 1 else next(iter(splits)))
     if chosen not in splits:
-        raise TaskError(f"{path} has no split {chosen!r}", hint=f"name one: ?split={'|'.join(splits)}")
+        raise TaskError(f"{path} has no split {chosen!r}", hint=f"choose one: ?split={'|'.join(splits)}")
     return iter(splits[chosen])
 
 
@@ -166,4 +166,4 @@ def take(rows: Iterator[PlacedRow], most: int, what: object) -> Iterator[PlacedR
     """Yields the rows of a set. Raises TaskError if there are more than `most`."""
     yield from islice(rows, most)
     if next(rows, None) is not None:
-        raise TaskError(f"{what} has more than {most} rows", hint="take a part of it")
+        raise TaskError(f"{what} has more than {most} rows", hint="use a part of it")

@@ -129,8 +129,8 @@ class IsolatedTask(Isolated):
 
     def _draws_otherwise(self) -> TaskError:
         return TaskError(
-            f"{self.name} draws other examples each time it is started",
-            hint="draw from random.Random(seed) only; `swarmnode task check` tells more",
+            f"{self.name} draws different examples each time it is started",
+            hint="draw only from random.Random(seed); see `swarmnode task check`",
         )
 
 

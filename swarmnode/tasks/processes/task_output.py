@@ -24,7 +24,7 @@ def pass_on(output: BufferedReader, printed: Callable[[str], None]) -> None:
             if lines <= LINES_PER_S and (text := readable(line[:MAX_LINE_BYTES])):
                 printed(text)
             elif lines == LINES_PER_S + 1:
-                printed("(more than that is left out)")
+                printed("(further output left out)")
 
 
 def readable(line: bytes) -> str:

@@ -177,8 +177,8 @@ class TaskProcess:
                 raise StillLoading(f"{self._load.spec} is still being loaded") from None
             self._end()
             raise JudgementOverran(
-                f"{self._load.spec} was not loaded after {limit:g} s",
-                hint="what stands at the top of the file runs when it is loaded",
+                f"{self._load.spec} did not load within {limit:g} s",
+                hint="code at the top level of the file runs when it is loaded",
             ) from None
         except BaseException:  # Ctrl-C while a file loads.
             self._end()
@@ -186,14 +186,14 @@ class TaskProcess:
         if reply is None:
             ending = self._ending()
             self._end()
-            raise JudgementLost(f"the process of task {self.name} ended while it was loaded: {ending}")
+            raise JudgementLost(f"the process of task {self.name} ended while loading: {ending}")
         if isinstance(reply, wire.Failure):
             self._end()
             raise _task_error(reply)
         assert isinstance(reply, wire.Loaded)
         if reply != (self._known.loaded or reply):
             self._end()
-            raise TaskError(f"{self.name} was changed while the node runs", hint="start the node again")
+            raise TaskError(f"{self.name} was changed while the node was running", hint="restart the node")
         self._known.loaded = reply
         return reply
 
@@ -212,7 +212,7 @@ class TaskProcess:
             lost = self._stopped() if stopped else self._lost(request, time.monotonic() - began)
             self._end()
             if again and not (stopped or isinstance(lost, JudgementOverran)):
-                logger.warning("%s; it is asked once more", lost)
+                logger.warning("%s; trying once more", lost)
                 return self._asked(request, timeout_s, again=False)
             raise lost
         if isinstance(reply, wire.Failure):
@@ -231,7 +231,7 @@ class TaskProcess:
         except TimeoutError:
             self._told_slow = True
             what, limit = _doing(self.name, request), self._limit_s(request)
-            logger.warning("%s has not returned for %g s; it is given up after %g s", what, SLOW_S, limit)
+            logger.warning("%s has not returned for %g s; it is stopped after %g s", what, SLOW_S, limit)
         return self._received(deadline)
 
     def _received(self, deadline: float | None) -> wire.Reply | None:
@@ -241,12 +241,12 @@ class TaskProcess:
         try:
             return None if data is None else msgspec.msgpack.decode(data, type=wire.Reply)
         except msgspec.DecodeError as error:
-            raise TaskError(f"task {self.name} returned what it should not: {error}") from error
+            raise TaskError(f"task {self.name} returned an invalid value: {error}") from error
 
     def _lost(self, request: wire.Request, seconds: float) -> JudgementLost:
         what = _doing(self.name, request)
         if seconds < (limit := self._limit_s(request)):
-            return JudgementLost(f"{what} ended the process it runs in: {self._ending()}")
+            return JudgementLost(f"{what} ended its process: {self._ending()}")
         return JudgementOverran(f"{what} did not return within {limit:g} s", hint=self._where())
 
     def _limit_s(self, request: wire.Request) -> float:
@@ -281,7 +281,7 @@ class TaskProcess:
             )
         except OSError as error:
             ours.close()
-            raise TaskError(f"no process can be started for task {self.name}: {error.strerror}") from error
+            raise TaskError(f"cannot start a process for task {self.name}: {error.strerror}") from error
         finally:
             theirs.close()
         self._reader = wire.MessageReader(ours)
@@ -326,16 +326,16 @@ class TaskProcess:
         try:
             code = self._child.wait(GRACE_S)
         except subprocess.TimeoutExpired:
-            return "it hung up"
+            return "it closed the connection"
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def _doing(name: str, request: wire.Request) -> str:
     match request:
         case wire.Score(prompt=prompt):
-            return f"the reward of task {name} on the example {asked_of(read_prompt(prompt))!r:.80}"
+            return f"the reward of task {name} on example {asked_of(read_prompt(prompt))!r:.80}"
         case wire.Observe(prompt=prompt):
-            return f"the environment of task {name} in the example {asked_of(read_prompt(prompt))!r:.80}"
+            return f"the environment of task {name} on example {asked_of(read_prompt(prompt))!r:.80}"
         case wire.Draw(seed=seed):
             return f"examples({seed}) of task {name}"
         case _:

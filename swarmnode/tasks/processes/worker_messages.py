@@ -102,7 +102,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     levels: int = 1
     evaluation_size: int = 0
     most_turns: int | None = None
-    """Most turns of the policy. None: the task is no environment."""
+    """Most turns of the policy. None: the task is not an environment."""
     demonstrations: Any = {}
     """Those that the task brings. A function of the example is none of them: what it returns is a column."""
 

@@ -132,7 +132,7 @@ class WorkerPool:
                 ready = True
             except SwarmnodeError as error:
                 if self._interrupts == interrupts:
-                    logger.warning("task %s goes on with fewer processes: %s", slot.runner.name, error)
+                    logger.warning("task %s continues with fewer processes: %s", slot.runner.name, error)
                     self._width = max(1, self._slots.index(slot))
             finally:
                 with self._changed:

@@ -193,7 +193,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     """Verify every digest.
 
     Raises DamagedCheckpoint naming the first file that is missing or changed, and CheckpointError for what
-    is no damage: another version's format, or a disk that cannot be read now.
+    does not count as damage: another version's format, or a disk that cannot be read now.
     """
     state = read_state(folder)
     try:
@@ -251,9 +251,9 @@ def check_has_adapter(checkpoint: Checkpoint) -> None:
         raise DamagedCheckpoint(f"checkpoint {checkpoint.folder.name} is damaged: {error}") from error
     if not names:
         raise CheckpointError(
-            f"{checkpoint.folder.name} holds no adapter: it is of a pipeline that trains all weights "
+            f"{checkpoint.folder.name} has no adapter: it is from a pipeline that trains all weights "
             "(pipeline.trainable=full), and each member has those of its own layers",
-            hint="they are in the members' step-*-layers-*/, by the names of the whole model",
+            hint="the weights are in the members' step-*-layers-*/, under the names of the whole model",
         )
 
 

@@ -85,7 +85,7 @@ class CheckpointStore:
         found = next(filter(None, map(self._sound, folders)), None)
         if folders and found is None:
             logger.warning(
-                "no checkpoint of run %s could be read: it begins anew; the damaged ones are kept in %s",
+                "cannot read any checkpoint of run %s, so it starts over; the damaged ones are kept in %s",
                 *(self.folder.name, self.folder),
             )
         return found
@@ -99,7 +99,7 @@ class CheckpointStore:
             self.folder.rename(target)
         except OSError as error:
             raise StorageError(
-                f"cannot put {self.folder} aside: {error.strerror}", hint="check who owns that folder"
+                f"cannot move {self.folder} aside: {error.strerror}", hint="check who owns that folder"
             ) from error
         return target
 
@@ -109,7 +109,7 @@ class CheckpointStore:
         try:
             best = self._by_reward()[:1]
         except CheckpointError as error:
-            logger.warning("%s; nothing is deleted while it is unknown which checkpoint is the best", error)
+            logger.warning("%s; deleting no checkpoints until the best one is known", error)
             return
         for old in self._folders()[keep:]:
             if old not in best:
@@ -150,7 +150,7 @@ def _set_aside(folder: Path, error: DamagedCheckpoint) -> None:
     aside = folder.with_name(f"damaged-{folder.name}-{int(time.time())}")
     with suppress(OSError):
         folder.rename(aside)
-    logger.warning("%s; kept as %s, trying the checkpoint before it", error.message, aside.name)
+    logger.warning("%s; kept as %s, trying the previous checkpoint", error.message, aside.name)
 
 
 def _slug(name: str) -> str:
@@ -163,6 +163,6 @@ def _slug(name: str) -> str:
 def _storage_error(error: OSError, target: Path) -> StorageError:
     reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else str(error)
     return StorageError(
-        f"checkpoint {target.name} was not written: {reason}",
+        f"cannot write checkpoint {target.name}: {reason}",
         hint=f"free space in {target.parent}; the last checkpoint is untouched",
     )

@@ -176,8 +176,8 @@ def trained_run(known: Sequence[TrainingRun], model: str, *, named: str = "") ->
 def no_such_run(name: str, known: Iterable[TrainingRun]) -> CheckpointError:
     """The error of a name that no run has."""
     names = ", ".join(run.name for run in known)
-    hint = f"there are: {names}" if names else "train first (`swarmnode join`, sn.run) in the same home"
-    return CheckpointError(f"there is no {f'run {name}' if name else 'run'} in this home", hint=hint)
+    hint = f"runs here: {names}" if names else "train first (`swarmnode join`, sn.run) in the same home"
+    return CheckpointError(f"no {f'run {name}' if name else 'run'} in this home", hint=hint)
 
 
 def label_of(tasks: Iterable[str]) -> str:
@@ -195,27 +195,27 @@ def label_of(tasks: Iterable[str]) -> str:
 def _named(known: Sequence[TrainingRun], fingerprint: str, name: str) -> Choice:
     run = next((run for run in known if run.name == name), None)
     if run is None:
-        return Choice(name, f"run {name} begins with the base policy")
+        return Choice(name, f"run {name} starts from the base policy")
     if run.state is not None and run.state.base_fingerprint != fingerprint:
         raise CheckpointError(
-            f"run {name} is of another model: {run.state.base_model}",
-            hint="name the model it was trained with (--model, model=), or another run",
+            f"run {name} belongs to another model: {run.state.base_model}",
+            hint="pass the model it was trained with (--model, model=), or another run",
         )
     return Choice(name)
 
 
 def _told(name: str, fingerprint: str, tasks: Mapping[str, str], others: Sequence[TrainingRun]) -> str:
     """Why a run begins, and what becomes of the likeliest one that could have been meant."""
-    begins = f"run {name} begins with the base policy"
+    begins = f"run {name} starts from the base policy"
     if not others or others[0].state is None:
         return begins
     other, state = others[0], others[0].state
     kept = f"is kept at round {state.counters.round}; `swarmnode runs` lists it"
     if state.base_fingerprint != fingerprint:
         return f"{begins}; run {other.name}, of another model, {kept}"
-    kept += f", and --run {other.name} goes on with it"
+    kept += f"; --run {other.name} continues it"
     if other.is_of(tasks):
-        return f"{begins}; run {other.name} of the same tasks was named by a person and {kept}"
+        return f"{begins}; run {other.name}, with the same tasks, was named explicitly and {kept}"
     return f"{begins}: {other.difference(tasks)}; run {other.name} {kept}"
 
 

@@ -190,7 +190,7 @@ class Book:
 
 
 def _count_down(counts: Counter[Counted], one: Counted) -> None:
-    """Counts one less. Names without a count go: there is no end of them."""
+    """Counts one less. Names that reach zero are dropped, as their number is unbounded."""
     counts[one] -= 1
     if not counts[one]:
         del counts[one]

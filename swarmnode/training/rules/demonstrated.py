@@ -65,8 +65,8 @@ class Demonstrated:
         reward, text, prompt = wrong[0]
         worth = "no reward" if reward is None else f"the reward {reward:g}"
         logger.warning(
-            "%d of %d demonstrations of %s do not have full marks by the task's own judge and are not learnt"
-            " from: %.60r to %.60r, for example, has %s. others like them are left out, too",
+            "skipping %d of %d demonstrations of %s that do not get full marks from the task's own judge:"
+            " %.60r to %.60r, for example, has %s; others like them are skipped, too",
             *(len(wrong), len(judged), task, text, prompt, worth),
         )
 

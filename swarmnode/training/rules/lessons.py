@@ -178,8 +178,7 @@ def pack(rule: str, state: msgspec.Struct) -> bytes:
     if len(data) <= MAX_STATE_BYTES:
         return data
     logger.warning(
-        "what exchange.rule=%s has learnt takes %d bytes, and a checkpoint %d at most: a restart begins"
-        " without it",
+        "state of rule %s (%d bytes) exceeds the checkpoint limit (%d) and is not saved",
         rule,
         len(data),
         MAX_STATE_BYTES,
@@ -197,14 +196,14 @@ def unpack(data: bytes, rule: str, kind: type[State]) -> State | None:
             raise msgspec.ValidationError(f"{len(data)} bytes, at most {MAX_STATE_BYTES}")
         packed = msgspec.msgpack.decode(data, type=_Packed)
         if packed.rule != rule:
-            logger.info("exchange.rule is %s and was %s: it starts with nothing", rule, packed.rule)
+            logger.info("exchange.rule is now %s, was %s: it starts with no state", rule, packed.rule)
             return None
         if packed.format != FORMAT:
             raise msgspec.ValidationError(f"format {packed.format}, this version reads {FORMAT}")
         return msgspec.msgpack.decode(packed.state, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise CheckpointError(
-            f"what exchange.rule={rule} had learnt cannot be read: {error}", hint="use --fresh"
+            f"cannot read the state of exchange.rule={rule}: {error}", hint="use --fresh"
         ) from error
 
 

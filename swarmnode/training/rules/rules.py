@@ -36,7 +36,7 @@ def rule_of(name: str) -> type[Rule]:
     found = find("rule", name)
     if not (isinstance(found, type) and issubclass(found, Rule)):
         raise ConfigError(
-            f"exchange.rule = {name!r} is no subclass of Rule",
+            f"exchange.rule = {name!r} is not a subclass of Rule",
             hint=f"write class {name.partition(':')[2]}(Rule), from swarmnode.training.rules.lessons",
         )
     return found

@@ -21,7 +21,7 @@ def run(*arguments: str) -> tuple[int, Any, str]:
     [
         (("status",), 1, "no node is running here"),
         (("pause", "never"), 2, "'never' is no duration"),
-        (("runs", "remove", "gone"), 9, "there is no run gone in this home"),
+        (("runs", "remove", "gone"), 9, "no run gone in this home"),
         (("eval", "--samples", "many"), 2, "Invalid value for '--samples'"),
         (("status", "--colour"), 2, "No such option: --colour"),
         (("runs", "remove"), 2, "Missing argument 'name'"),

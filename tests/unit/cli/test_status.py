@@ -58,7 +58,7 @@ def test_a_home_that_is_not_ours_to_look_into_is_not_taken_for_an_idle_one(tmp_p
     paths.state.chmod(0)
     os.seteuid(user or NOBODY)  # Root reads everything.
     try:
-        with pytest.raises(SwarmnodeError, match=r"running\.json may not be read\. ask as the user"):
+        with pytest.raises(SwarmnodeError, match=r"permission denied .*running\.json\. run this as the user"):
             running_nodes(paths)
     finally:
         os.seteuid(user)

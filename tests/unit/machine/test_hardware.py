@@ -40,7 +40,7 @@ def test_a_driver_too_old_is_named_and_the_model_is_chosen_for_the_cpu(
     assert model == "tiny"
     assert reason == (
         "NVIDIA GeForce RTX 4090 is not used: its driver 470.82.01 is too old for torch 2.13.0,"
-        " which is built for CUDA 13.0: the demonstration policy"
+        " which is built for CUDA 13.0; using the demonstration policy"
     )
     assert usable_gpu("auto") is None
     assert "update the NVIDIA driver to 580.65 or newer" in find_card("auto").advice

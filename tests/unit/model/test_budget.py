@@ -80,7 +80,7 @@ def test_a_sequence_that_is_longer_than_the_micro_batch_that_is_set_has_to_fit_t
 
 def test_a_model_that_nobody_knows_gets_the_usual_micro_batch_and_a_reason() -> None:
     budget = token_budget(8 * GIB, None, 512, device="cuda")
-    assert (budget.tokens, budget.reason) == (4096, "4096 tokens: what this model needs is not known")
+    assert (budget.tokens, budget.reason) == (4096, "4096 tokens: this model's memory needs are unknown")
     assert token_budget(None, COST, 9000, device="cuda").tokens == 9000
 
 

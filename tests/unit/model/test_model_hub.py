@@ -60,12 +60,12 @@ def cached(cache: Path) -> None:
 
 def test_a_hub_that_cannot_be_reached_is_said(tmp_path: Path, closed_port: int) -> None:
     said = ask(closed_port, tmp_path)
-    assert said.startswith("owner/name is not on this disk, and the hub cannot be asked for it: ")
+    assert said.startswith("owner/name is not on this disk, and the hub cannot be reached: ")
     assert "--model tiny" in said
 
 
 def test_a_hub_that_never_answers_is_not_waited_for(tmp_path: Path, silent_port: int) -> None:
-    assert "the hub cannot be asked for it" in ask(silent_port, tmp_path)
+    assert "the hub cannot be reached" in ask(silent_port, tmp_path)
 
 
 def test_what_is_in_the_cache_needs_no_hub(tmp_path: Path, closed_port: int) -> None:

@@ -82,5 +82,5 @@ def test_a_model_of_nothing_but_experts_is_refused_with_the_settings_name() -> N
 
 @pytest.mark.parametrize("names", [(), ("auto", "q_proj"), ("all-linear", "auto"), ("",)])
 def test_a_word_and_names_do_not_go_together(names: tuple[str, ...]) -> None:
-    with pytest.raises(ValidationError, match="either auto, or all-linear, or names of layers"):
+    with pytest.raises(ValidationError, match="must be auto, all-linear, or names of layers"):
         PolicyConfig(lora_targets=names)

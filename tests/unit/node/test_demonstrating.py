@@ -62,7 +62,7 @@ def compares(task: Task) -> Task:
     ("given", "task", "said"),
     [
         (lambda one: "x" * 20, TASK, "more than rollout.max_tokens=8"),
-        (right, compares(TASK), "answers back or compares"),
+        (right, compares(TASK), "needs more than a text"),
     ],
 )
 def test_what_cannot_be_used_is_told_once(

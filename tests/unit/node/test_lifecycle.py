@@ -82,7 +82,7 @@ def test_a_start_whose_rounds_were_all_done_before_says_that_there_is_nothing_to
     end = replace(VIEW, round=7, rounds_limit=5, evaluated_round=7, saved_round=7, saved_evaluation=7)
     done = next_action(replace(end, begun_at=7))
     assert isinstance(done, Stop) and done.reason.startswith(
-        "nothing to do: 7 of 5 rounds are done; set more"
+        "nothing to do: 7 of 5 rounds are done; raise --rounds"
     )
     assert next_action(replace(end, begun_at=6)) == Stop("7 rounds are done")
 

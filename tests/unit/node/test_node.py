@@ -183,7 +183,7 @@ async def test_that_no_answer_is_ever_right_is_said_once_and_stays_in_the_summar
     summary = await run(node(NeverRight(25), "node.rounds=25"))
     said = [record.message for record in caplog.records if "was right" in record.message]
     assert len(said) == 1 and said[0].startswith("no answer to sum was right in 20 rounds (320 answers)")
-    assert "in 25 rounds" in summary.advice and "the swarm was asked" not in summary.advice
+    assert "in 25 rounds" in summary.advice and "help was asked" not in summary.advice
 
 
 async def test_a_node_that_is_never_right_asks_is_helped_and_says_so(
@@ -337,7 +337,7 @@ async def test_a_full_disk_is_said_then_and_at_the_end_and_does_not_stop_the_tra
     assert one.status.checkpoint.error == "the disk is full"
     assert one.status.checkpoint.round is None
     assert summary.not_saved == "rounds 1 to 5 could not be saved: the disk is full"
-    assert f"{summary.not_saved}; free space: the same command goes on after round 0" in caplog.text
+    assert f"{summary.not_saved}; free some space: the same command then resumes after round 0" in caplog.text
 
 
 async def test_a_round_does_not_wait_for_the_disk_and_what_is_on_it_is_said_when_it_is() -> None:
@@ -362,7 +362,7 @@ async def test_an_orderly_stop_waits_for_the_disk() -> None:
     one = node(learner, "node.rounds=3", "node.checkpoint_every=1")
     async with one:
         running = asyncio.ensure_future(one.run())
-        await until(lambda: "on its way to the disk" in one.status.phase.detail)
+        await until(lambda: "writing round" in one.status.phase.detail)
         assert not running.done() and learner.disk == []
         learner.disk_is_fast.set()
         summary = await asyncio.wait_for(running, 10)
@@ -398,7 +398,7 @@ async def test_what_a_full_disk_refused_is_tried_again_at_the_end(caplog: pytest
 
     one = node(learner, "node.rounds=5", "node.checkpoint_every=4", monitor=Freed())
     summary = await run(one)
-    assert "the disk is full" in caplog.text and "the node goes on" in caplog.text
+    assert "the disk is full" in caplog.text and "the node continues" in caplog.text
     assert [counters.round for _, counters in learner.disk] == [5]
     assert (summary.saved_round, one.status.checkpoint.error, summary.not_saved) == (5, "", "")
 

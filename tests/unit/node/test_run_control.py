@@ -87,15 +87,15 @@ def test_a_node_takes_what_its_kind_can_follow() -> None:
     with pytest.raises(ValueError, match="this node takes stop, not pause"):
         seed.ask("pause")
     assert not seed.paused
-    assert seed.ask("stop") == "ends now, with a checkpoint" and stopped == [1] and seed.ending
+    assert seed.ask("stop") == "stopping now, with a checkpoint" and stopped == [1] and seed.ending
 
 
 def test_who_resumes_what_is_not_paused_is_told_so() -> None:
     control = RunControl(lambda: None)
-    assert control.ask("resume") == "was not paused: it goes on"
+    assert control.ask("resume") == "not paused; it keeps running"
     control.hold("program", "blender runs")
-    assert control.ask("resume") == "goes on in spite of this: blender runs"
-    assert control.ask("resume") == "was not paused: it goes on"
+    assert control.ask("resume") == "resuming despite this: blender runs"
+    assert control.ask("resume") == "not paused; it keeps running"
 
 
 def test_the_log_has_what_a_person_asked_for(caplog: pytest.LogCaptureFixture) -> None:
@@ -105,7 +105,7 @@ def test_the_log_has_what_a_person_asked_for(caplog: pytest.LogCaptureFixture) -
     control.hold("program", "blender runs")
     control.ask("resume")
     assert caplog.messages == [
-        "a person pauses the run when this round is done: until resumed",
-        "paused when this round is done: blender runs",
-        "a person resumes the run: it goes on in spite of this: blender runs",
+        "pausing after this round, as requested: until resumed",
+        "pausing after this round: blender runs",
+        "as requested, resuming despite this: blender runs",
     ]

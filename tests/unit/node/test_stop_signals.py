@@ -65,14 +65,14 @@ def test_a_request_raises_nothing_where_it_comes_and_stops_the_start_at_the_next
         signals.check()
         signal.raise_signal(number)
         until(lambda: is_asked(signals))
-        with pytest.raises(StoppedEarly, match="before the node was up") as caught:
+        with pytest.raises(StoppedEarly, match="before the node had started") as caught:
             signals.check()
     assert caught.value.exit_code == INTERRUPTED and signals.ended.empty()
 
 
 def test_a_request_is_not_lost_in_a_del_where_python_ignores_what_is_raised() -> None:
     done = subprocess.run([sys.executable, "-c", INSIDE_A_DEL], capture_output=True, text=True, timeout=60)
-    assert "StoppedEarly: stopped before the node was up" in done.stderr
+    assert "StoppedEarly: stopped before the node had started" in done.stderr
     assert "Exception ignored" not in done.stderr
 
 
@@ -89,8 +89,8 @@ async def test_a_running_node_is_asked_once_and_the_second_request_ends_the_proc
         assert await asyncio.to_thread(signals.ended.get) == INTERRUPTED
     assert asked.empty()
     assert [record.getMessage() for record in caplog.records] == [
-        "stopping: peers are told goodbye; again stops at once",
-        "stopped at once: the last checkpoint is where the next start goes on",
+        "stopping: peers are told goodbye; press Ctrl-C again to stop immediately",
+        "stopped immediately; the next start resumes from the last checkpoint",
     ]
 
 
@@ -118,7 +118,7 @@ def test_the_second_request_ends_a_load_that_is_deep_in_c() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as loading:
         assert loading.stdout is not None and loading.stdout.readline() == "loading\n"
         loading.send_signal(signal.SIGINT)
-        assert "again stops at once" in loading.stdout.readline()
+        assert "again to stop immediately" in loading.stdout.readline()
         loading.send_signal(signal.SIGINT)
-        assert loading.stdout.readline() == "stopped before the node was up\n"
+        assert loading.stdout.readline() == "stopped before the node had started\n"
         assert loading.wait(60) == INTERRUPTED

@@ -156,7 +156,7 @@ def test_auto_takes_the_fastest_there_is(
 
 def test_an_engine_that_was_asked_for_is_taken() -> None:
     for name in ("vllm", "embedded", "generate"):
-        assert choose(name, dense(), CUDA, SOURCE) == (record_of(name), "it was asked for")
+        assert choose(name, dense(), CUDA, SOURCE) == (record_of(name), "as requested")
 
 
 def test_vllm_that_cannot_be_had_is_an_error_that_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,7 +211,7 @@ def test_a_vllm_that_does_not_start_is_replaced_and_the_story_says_so(
     engine, reason = make_engine(neox(), (0,), source=SOURCE, lora_rank=8)
     assert isinstance(engine, GenerateEngine)
     assert reason.endswith("and vllm does not start here (vLLM cannot start with folder: no kernel image).")
-    assert "another engine takes its place" in caplog.text and "--engine vllm" in caplog.text
+    assert "using another engine" in caplog.text and "--engine vllm" in caplog.text
 
 
 def test_a_vllm_that_was_asked_for_and_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,7 +129,7 @@ def test_a_template_that_knows_no_system_says_what_to_do() -> None:
     )
     renderer = Renderer(byte_tokenizer(refuses + "{% endfor %}x"))
     renderer.prompt_ids("2+2=")
-    with pytest.raises(ModelError, match="messages of system, user, assistant, user: no system"):
+    with pytest.raises(ModelError, match="the roles system, user, assistant, user: no system"):
         renderer.prompt_ids(TALK)
 
 
@@ -216,7 +216,7 @@ def test_a_template_that_refuses_tools_hears_of_them_from_the_user() -> None:
 def test_a_template_that_can_hold_no_conversation_says_so() -> None:
     once = "{% for m in messages %}{% if loop.index > 2 %}{{ raise_exception('one question') }}{% endif %}"
     renderer = Renderer(byte_tokenizer(once + "{{ m.content }}{% endfor %}"))
-    with pytest.raises(ModelError, match=r"messages of user, assistant, user: one question. take another"):
+    with pytest.raises(ModelError, match=r"the roles user, assistant, user: one question. use another"):
         renderer.observation_ids(SEVEN)
 
 
@@ -237,7 +237,7 @@ def test_a_policy_that_is_not_told_of_its_tools_is_told_of_once(
         renderer.prompt_ids(prompt_of([{"role": "user", "content": asked}], [TOOL]))
     warnings = [record.getMessage() for record in caplog.records]
     assert len(warnings) == (0 if told else 1)
-    assert all(one.startswith("the policy is not told of its tools add:") for one in warnings)
+    assert all(one.startswith("the policy cannot see its tools add:") for one in warnings)
 
 
 def test_without_a_template_an_observation_is_a_line() -> None:

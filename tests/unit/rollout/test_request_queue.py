@@ -26,7 +26,7 @@ def request(prompt: tuple[int, ...] = (1, 2), max_tokens: int = 4, **more: Any) 
         (request(prompt=()), "empty prompt"),
         (request(prompt=(1, 10)), "token ids outside"),
         (request(max_tokens=15), "this engine holds 16"),
-        (request(max_tokens=2, sampled=DONE), "its 2 tokens already"),
+        (request(max_tokens=2, sampled=DONE), "already has its 2 tokens"),
         (request(max_tokens=0), "max_tokens is 0"),
     ],
 )

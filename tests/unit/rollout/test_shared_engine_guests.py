@@ -189,7 +189,7 @@ def test_only_the_last_versions_can_be_asked_for() -> None:
     for version in range(1, 9):
         policy.set_policy(update(version))
     assert len(guest.versions) == RECENT_VERSIONS
-    with pytest.raises(EngineError, match="policy 2 is not kept"):
+    with pytest.raises(EngineError, match="policy 2 is not available"):
         guest.submit([ask("gone", version=2)])
     with pytest.raises(EngineError):
         guest.set_policy(update(9))
@@ -207,7 +207,7 @@ def test_who_leaves_takes_what_he_asked_along_and_a_closed_engine_says_so() -> N
     late.submit([ask("asked", 9)])
     policy.close()
     assert engine.closed
-    with pytest.raises(EngineError, match="this node ends"):
+    with pytest.raises(EngineError, match="this node is stopping"):
         late.advance()
     with pytest.raises(EngineError, match="closed"):
         late.submit([ask("asked")])

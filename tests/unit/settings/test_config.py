@@ -206,7 +206,7 @@ def test_a_password_of_the_wrong_type_is_not_shown(tmp_path: Path) -> None:
     file = write(tmp_path / "config.toml", "[node]\nhttp_password = 1234567890\n")
     with pytest.raises(ConfigError, match=r"node\.http_password = \.\.\.: .*valid string") as caught:
         load_config(environ={}, user_file=file)
-    assert "between quotation marks" in caught.value.hint
+    assert "put it in quotes" in caught.value.hint
 
 
 def test_a_later_layer_replaces_single_entries_of_a_table(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_a_later_layer_replaces_single_entries_of_a_table(tmp_path: Path) -> Non
 def test_what_is_wrong_in_a_table_names_its_entry() -> None:
     with pytest.raises(ConfigError, match=r"tasks\.judge\.max_tokens = 0: .*--set"):
         load_config(environ={}, assignments=["tasks.judge={url = 'http://j', max_tokens = 0}"])
-    with pytest.raises(ConfigError, match=r"tasks\.judge = 'http://j/v1': this is a table") as caught:
+    with pytest.raises(ConfigError, match=r"tasks\.judge = 'http://j/v1': it is a table") as caught:
         load_config(environ={}, assignments=["tasks.judge=http://j/v1"])
     assert "tasks.judge.url=" in caught.value.hint
     for assignment in ("tasks.judge.ulr=x", "tasks.judge={ulr = 'x'}"):
@@ -277,6 +277,6 @@ def test_what_trl_has_and_we_do_not_is_answered_and_not_guessed(name: str) -> No
 
 @pytest.mark.parametrize("key", ["node.run", "swarm.name", "pipeline.name"])
 def test_a_name_that_is_none_is_refused_in_words(key: str) -> None:
-    with pytest.raises(ConfigError, match=r"a name is .*letters, digits") as refused:
+    with pytest.raises(ConfigError, match=r"a name has .*letters, digits") as refused:
         load_config(environ={}, assignments=[f"{key}=a b/c"])
     assert "pattern" not in str(refused.value)

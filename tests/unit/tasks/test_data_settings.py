@@ -28,7 +28,7 @@ def test_settings_are_those_of_every_data_set_that_does_not_say_otherwise() -> N
 
 
 def test_settings_about_data_sets_need_one() -> None:
-    with pytest.raises(TaskError, match=r"tasks\.system_prompt is about data sets"):
+    with pytest.raises(TaskError, match=r"tasks\.system_prompt applies to data sets"):
         specs_of(TasksConfig(names=("rev",), system_prompt="Be brief."))
 
 

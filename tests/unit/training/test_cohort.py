@@ -96,7 +96,7 @@ def test_who_has_left_while_it_waits_still_gets_its_result(room: Room) -> None:
     for member in "abc":
         room.cohort.leave(member)
     assert future.result(PATIENCE_S) == 9
-    with pytest.raises(ValueError, match="no member"):
+    with pytest.raises(ValueError, match="not a member"):
         room.cohort.train("a", 1)
 
 
@@ -108,7 +108,7 @@ def test_without_patience_each_trains_alone_and_is_counted(caplog: pytest.LogCap
     with caplog.at_level("INFO", "swarmnode"):
         for member in "ba":
             room.cohort.leave(member)
-    assert caplog.messages[-1:] == ["a was late for 1 common training rounds"]
+    assert caplog.messages[-1:] == ["a was late for 1 joint training rounds"]
 
 
 def test_common_work_is_done_in_nobodys_name() -> None:

@@ -38,7 +38,7 @@ ONE_TOKEN = StepSize(sequences=1, tokens=1, max_tokens=1)
 
 
 def test_the_config_knows_our_losses_and_no_others() -> None:
-    with pytest.raises(ValueError, match=r"no such loss: there are grpo, .* as mymodule:name"):
+    with pytest.raises(ValueError, match=r"no such loss; available: grpo, .* as mymodule:name"):
         TrainingConfig(loss="gpro")
     with pytest.raises(ValueError, match="no such loss"):
         TrainingConfig(loss="my module:loss")
@@ -57,7 +57,7 @@ def test_a_loss_of_ones_own_is_named_by_its_import_path(loss: str) -> None:
             "tests.own_losses:missing",
             "module 'tests.own_losses' has no attribute 'missing'. tests.own_losses has:",
         ),
-        ("tests.own_losses:no_loss", "is a function and not a Loss. write no_loss = Loss"),
+        ("tests.own_losses:no_loss", "is a function, not a Loss. write no_loss = Loss"),
     ],
 )
 def test_a_loss_that_cannot_be_had_says_why_and_what_to_do(loss: str, message: str) -> None:
@@ -140,7 +140,7 @@ def test_a_token_alone_is_clipped_as_ppo_clips_it(loss: str) -> None:
     ids=["too few", "too many", "not a number", "nothing", "several nothings"],
 )
 def test_an_advantage_that_is_none_is_refused(advantage: Advantage) -> None:
-    with pytest.raises(ConfigError, match=r"advantage of training\.loss made .* of 2 rewards"):
+    with pytest.raises(ConfigError, match=r"advantage of training\.loss returned .* for 2 rewards"):
         group_advantages([1.0, None, 0.0], advantage)
 
 

@@ -57,7 +57,7 @@ def lora_pairs(update: PolicyUpdate, shapes: Mapping[str, tuple[int, int]]) -> d
         module, kind = _split_name(name)
         if module not in shapes:
             raise EngineError(
-                f"policy {update.version} changes {name}, which this engine cannot change",
+                f"policy {update.version} changes {name}, which this engine does not support",
                 hint=f"LoRA may target {', '.join(sorted({m.rpartition('.')[2] for m in shapes}))}",
             )
         factors.setdefault(module, {})[kind] = tensor
@@ -80,7 +80,7 @@ def _split_name(name: str) -> tuple[str, str]:
     module, _, kind = name.removeprefix(PEFT_PREFIX).removesuffix(".weight").rpartition(".")
     if kind not in ("lora_A", "lora_B") or not name.endswith(".weight"):
         raise EngineError(
-            f"{name} is no LoRA factor", hint="save plain LoRA: no DoRA, bias or trained module"
+            f"{name} is not a LoRA factor", hint="save plain LoRA: no DoRA, bias or trained module"
         )
     return module, kind
 

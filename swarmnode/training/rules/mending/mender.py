@@ -94,12 +94,12 @@ class Mender:
             self._lost.add(task)
             if isinstance(lost, JudgementOverran):
                 who = _named(answer.author)
-                logger.info("no doubtful answer of %s is examined any more: %s", who, lost)
+                logger.info("no longer examining doubtful answers of %s: %s", who, lost)
                 _remember(answer.author, self._hung_by)
             return unknown
         except TaskError as error:
             # Parts of a stranger's text may be what no policy writes: no fault of the task's.
-            logger.debug("a part of an answer of %s cannot be judged: %s", answer.author, error)
+            logger.debug("cannot judge part of an answer of %s: %s", answer.author, error)
             return unknown
         return [total_reward(named) for named in scores]
 
@@ -110,7 +110,7 @@ class Mender:
             return
         _remember(author, self._told)
         logger.info(
-            "right answers of %s are cut to what they need before we learn from them, such as %.60r to %.60r",
+            "right answers of %s are cut to what they need before training on them, such as %.60r to %.60r",
             _named(author),
             result.source.text,
             result.text,

@@ -116,7 +116,7 @@ async def asking(
             await host.serve(BODY_PROTOCOL, answer, max_request_bytes=MAX_REQUEST_BYTES)
             await home.connect(host.address)
         asker = plane(home)
-        asker.is_connected_to(await home.peers())
+        asker.set_connected(await home.peers())
         yield asker, honest.peer_id, [host.peer_id for host in hosts]
 
 
@@ -202,7 +202,7 @@ async def test_an_author_that_was_not_dialled_in_vain_is_dialled_again(
     composed = composed_by(key(1))
     async with between(composed, key(1), nothing) as (home, *_):
         asker, one = plane(home), announcement_of(composed, key(1))
-        asker.is_connected_to(await home.peers())
+        asker.set_connected(await home.peers())
         if why == "our host is down":
             home.go_down()
             with pytest.raises(HostDown):
@@ -221,7 +221,7 @@ async def test_an_author_that_hangs_in_the_dial_is_dialled_again_only_after_a_wh
     composed = composed_by(key(1))
     async with between(composed, key(1), silence) as (home, *_):
         asker, one = plane(home), announcement_of(composed, key(1))
-        asker.is_connected_to(await home.peers())
+        asker.set_connected(await home.peers())
         assert await asker.fetch(one, timeout_s=60.0) == composed.body
         assert asker.routes.reaches(one.author, clock()) is False
 
@@ -234,7 +234,7 @@ async def test_a_connected_author_that_says_nothing_does_not_keep_us_from_a_hold
     async with between(composed, key(1), silence) as (home, _, author), asyncio.timeout(60):
         await home.connect(author.address)
         asker = plane(home)
-        asker.is_connected_to(await home.peers())
+        asker.set_connected(await home.peers())
         assert await asker.fetch(announcement_of(composed, key(1)), timeout_s=600.0) == composed.body
 
 
@@ -256,7 +256,7 @@ async def test_silent_strangers_take_no_places_from_authors_who_gave(composed_by
         return b"body"
 
     async with running(Holder(pull)) as holder, asyncio.TaskGroup() as tasks:
-        holder.is_connected_to({giver.peer_id, *(one.peer_id for one in crowd)})
+        holder.set_connected({giver.peer_id, *(one.peer_id for one in crowd)})
         first, second = composed_by(giver), composed_by(giver, 1)
         for one in (first, second):
             holder.heard(Message("topic", giver.peer_id, one.sealed))
@@ -285,7 +285,7 @@ async def test_a_crowd_that_waits_for_silent_authors_leaves_places_for_streams(c
     of_stranger = composed_by(stranger)
     silent = {of_stranger.header.body_hash, second.header.body_hash}
     async with running(Holder(pull)) as holder, asyncio.TaskGroup() as tasks:
-        holder.is_connected_to({giver.peer_id, stranger.peer_id})
+        holder.set_connected({giver.peer_id, stranger.peer_id})
         for one in (first, second, third, of_stranger):
             holder.heard(Message("topic", one.author, one.sealed))
         assert await holder.pull(giver.peer_id, first.header.body_hash) == b"body"
@@ -319,7 +319,7 @@ async def test_an_author_that_let_us_wait_is_not_waited_for_again_at_once(compos
         return None
 
     async with running(Holder(pull)) as holder:
-        holder.is_connected_to({author.peer_id})
+        holder.set_connected({author.peer_id})
         sent = [composed_by(author, number) for number in range(8)]
         for one in sent:
             holder.heard(Message("topic", author.peer_id, one.sealed))
@@ -342,7 +342,7 @@ async def test_old_headers_that_somebody_sends_again_displace_no_new_ones(compos
     clock.now += 600.0
     new = composed_by(author, 1000)
     async with running(Holder(pull)) as holder:
-        holder.is_connected_to({author.peer_id})
+        holder.set_connected({author.peer_id})
         for one in (new, *old):
             holder.heard(Message("topic", author.peer_id, one.sealed))
         assert await holder.pull(author.peer_id, new.header.body_hash) == b"body"
@@ -357,7 +357,7 @@ async def test_what_goes_wrong_with_one_author_does_not_end_the_holder(composed_
         return b"body"
 
     async with running(Holder(pull)) as holder:
-        holder.is_connected_to({bad.peer_id, good.peer_id})
+        holder.set_connected({bad.peer_id, good.peer_id})
         for author, body in ((bad, None), (good, b"body")):
             composed = composed_by(author)
             holder.heard(Message("topic", author.peer_id, composed.sealed))
@@ -374,7 +374,7 @@ async def test_who_waits_for_a_body_while_the_holder_stops_gets_none(composed_by
         raise AssertionError
 
     async with running(Holder(pull)) as holder:
-        holder.is_connected_to({author.peer_id})
+        holder.set_connected({author.peer_id})
         holder.heard(Message("topic", author.peer_id, composed.sealed))
         waiting = asyncio.create_task(holder.pull(author.peer_id, composed.header.body_hash))
         await asyncio.sleep(0)
@@ -410,7 +410,7 @@ async def test_nothing_is_fetched_for_whom_the_upload_has_nothing_left(composed_
         await home.serve(BODY_PROTOCOL, give, max_request_bytes=MAX_REQUEST_BYTES)
         await home.connect(public.address)
         holder = plane(public)
-        holder.is_connected_to(await public.peers())
+        holder.set_connected(await public.peers())
         async with running(holder.holder):
             holder.holder.heard(Message("topic", author.peer_id, composed.sealed))
             big = [bytes([number]) * MAX_BODY_BYTES for number in range(4)]
@@ -442,7 +442,7 @@ async def test_the_cap_holds_while_authors_let_us_wait(composed_by, plane, clock
         await home.serve(BODY_PROTOCOL, give_late, max_request_bytes=MAX_REQUEST_BYTES)
         await home.connect(public.address)
         holder = plane(public)
-        holder.is_connected_to(await public.peers())
+        holder.set_connected(await public.peers())
         asker, name = key(9).peer_id, author.peer_id.encode()
         holder._ledger.reputation.gave(asker, 64 * MAX_BODY_BYTES)
         async with running(holder.holder):
@@ -473,7 +473,7 @@ async def test_an_author_is_thanked_for_its_own_body_as_any_holder_is(composed_b
         await home.connect(author.address)
         ledger = Ledger(reputation, clock)
         bodies = BodyTransfer(home, ExchangeSettings(), ledger, clock=clock, rng=random.Random(0))
-        bodies.is_connected_to({author.peer_id})
+        bodies.set_connected({author.peer_id})
         announced = Announcement(author.peer_id, composed.header, composed.sealed, Arrival(clock(), 0))
         assert await bodies.fetch(announced, timeout_s=10.0) == composed.body
     assert reputation.gives(author.peer_id)

@@ -80,7 +80,7 @@ async def test_who_announces_and_asks_in_the_moment_in_which_it_comes_is_served(
         await until(lambda: knows(seed, a, b))
         await asyncio.sleep(1.5 * LOOK_EVERY_S)
         for bodies in (seed._bodies, b.exchange._bodies):
-            bodies.is_connected_to(())
+            bodies.set_connected(())
         await a.exchange.publish([groups_of(a.key.peer_id)])
         (group,) = await b.exchange.collect(1, 1, deadline_s=30.0)
         assert group.author == a.key.peer_id
@@ -168,7 +168,7 @@ async def test_a_holder_asks_an_author_only_for_what_it_announced_itself(compose
 
     sent = composed_by(author)
     async with running(Holder(pull)) as holder:
-        holder.is_connected_to({author.peer_id, other.peer_id})
+        holder.set_connected({author.peer_id, other.peer_id})
         holder.heard(Message("topic", author.peer_id, sent.sealed))
         holder.heard(Message("topic", other.peer_id, sent.sealed))
         assert await holder.pull(author.peer_id, bytes(32)) is None
@@ -186,10 +186,10 @@ async def test_an_author_that_has_left_is_not_asked(composed_by) -> None:
         raise AssertionError("nobody should be asked")
 
     async with running(Holder(pull)) as holder:
-        holder.is_connected_to({author.peer_id})
+        holder.set_connected({author.peer_id})
         holder.heard(Message("topic", author.peer_id, sent.sealed))
-        holder.is_connected_to(set())
-        holder.is_connected_to({author.peer_id})
+        holder.set_connected(set())
+        holder.set_connected({author.peer_id})
         assert await holder.pull(author.peer_id, sent.header.body_hash) is None
 
 
@@ -204,7 +204,7 @@ async def test_nobody_makes_a_holder_ask_in_vain_for_ever(composed_by) -> None:
         return None
 
     async with running(Holder(pull)) as holder:
-        holder.is_connected_to({author.peer_id})
+        holder.set_connected({author.peer_id})
         for _ in range(3 * MAX_TRIES):
             holder.heard(Message("topic", author.peer_id, sent.sealed))
             assert await holder.pull(author.peer_id, sent.header.body_hash) is None
@@ -218,7 +218,7 @@ async def test_one_author_announces_no_more_than_its_part_and_nonsense_is_not_ke
         return b"body"
 
     async with running(Holder(pull)) as holder:
-        holder.is_connected_to({author.peer_id})
+        holder.set_connected({author.peer_id})
         sent = [composed_by(author, number) for number in range(MAX_ANNOUNCED_PER_AUTHOR + 1)]
         for one in sent:
             holder.heard(Message("topic", author.peer_id, one.sealed))
@@ -237,7 +237,7 @@ async def test_a_silent_author_does_not_keep_the_bodies_of_others_waiting(compos
         return b"body"
 
     async with running(Holder(pull)) as holder, asyncio.TaskGroup() as tasks:
-        holder.is_connected_to({silent.peer_id, honest.peer_id})
+        holder.set_connected({silent.peer_id, honest.peer_id})
         waiting = []
         for number in range(64):
             sent = composed_by(silent, number)
@@ -257,20 +257,20 @@ async def test_a_silent_author_does_not_keep_the_bodies_of_others_waiting(compos
 def test_an_author_that_could_not_be_dialled_is_tried_again_after_a_while() -> None:
     routes = BodyRoutes()
     assert routes.is_direct("author", now=0.0)
-    routes.cannot_dial("author", now=0.0)
+    routes.note_undialable("author", now=0.0)
     assert not routes.is_direct("author", now=DIAL_AGAIN_S - 1)
     assert routes.is_direct("author", now=DIAL_AGAIN_S)
 
 
 def test_an_author_is_dialled_again_when_the_clock_is_set_back_before_it_was_dialled_in_vain() -> None:
     routes = BodyRoutes()
-    routes.cannot_dial("author", now=7200.0)
+    routes.note_undialable("author", now=7200.0)
     assert routes.is_direct("author", now=0.0)
 
 
 def test_a_connected_author_is_always_asked_itself() -> None:
     routes = BodyRoutes()
-    routes.cannot_dial("author", now=0.0)
+    routes.note_undialable("author", now=0.0)
     routes.connected = frozenset({"author"})
     assert routes.is_direct("author", now=1.0) and routes.leads_to("author")
 

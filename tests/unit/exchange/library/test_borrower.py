@@ -206,5 +206,5 @@ async def test_a_group_at_home_on_which_our_task_stumbles_costs_no_other(
         (group,) = await borrowed(node, 1)
         assert group.example.key == sound.header.key
         assert node.library.borrowed.refused == {"internal": 1} and node.library.borrowed.own == 1
-        await until(lambda: "judged this home's library: 1 groups to learn from, 1 refused" in caplog.text)
-        assert "judging the 2 groups of this home's library" in caplog.text
+        await until(lambda: "judged this home's library: 1 groups accepted, 1 refused" in caplog.text)
+        assert "judging the 2 groups in this home's library" in caplog.text

@@ -197,7 +197,7 @@ async def test_a_disk_that_is_full_is_told_once_and_ends_nothing(
     with caplog.at_level(logging.WARNING):
         await recorder.write()
         await recorder.write()
-    assert len([one for one in caplog.records if "cannot be kept" in one.message]) == 1
+    assert len([one for one in caplog.records if "cannot write the record" in one.message]) == 1
 
 
 @pytest.mark.parametrize(
@@ -219,7 +219,7 @@ def test_a_damaged_record_is_set_aside_and_still_tells_that_there_was_a_life_bef
     path.write_bytes(damaged)
     with caplog.at_level(logging.WARNING):
         assert load(path) == Record()
-    assert "set aside" in caplog.text
+    assert "moved aside" in caplog.text
     assert not path.exists() and path.with_name("exchange.record.damaged").exists()
 
 

@@ -35,7 +35,7 @@ def test_a_peer_may_announce_a_burst_and_then_at_its_rate():
 
 def test_a_peer_may_ask_for_a_burst_of_bodies():
     reputation = Reputation()
-    assert sum(reputation.may_request("a", 0.0) for _ in range(1000)) == REQUESTS_BURST
+    assert sum(reputation.take_request("a", 0.0) for _ in range(1000)) == REQUESTS_BURST
 
 
 def test_offences_lower_the_score_and_time_restores_it():
@@ -144,7 +144,7 @@ def test_we_ask_of_a_peer_a_little_less_than_it_may_ask_of_us():
         now += 0.001
         if ours.ask("peer", now):
             asked += 1
-            refused += not theirs.may_request("us", now)
+            refused += not theirs.take_request("us", now)
     assert asked > 20 * PACE * REQUESTS_PER_S
     assert refused == 0
 

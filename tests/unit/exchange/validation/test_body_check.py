@@ -154,7 +154,7 @@ def test_a_refusal_for_length_says_how_many_were_too_long_and_which_setting_boun
         check_body(data, announce(composed, key, group_size=2), rules)
     assert caught.value.detail == (
         "addition: 1 of 2 answers have more tokens in our tokenizer than we allow (our rollout.max_tokens ="
-        " 64); its author may have sampled fewer, or have another tokenizer"
+        " 64); its author may have sampled fewer, or use another tokenizer"
     )
 
 

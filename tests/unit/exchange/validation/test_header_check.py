@@ -43,7 +43,7 @@ def test_a_header_of_another_version_of_our_task_is_told_from_one_of_a_task_that
 ):
     for changes, ours in (
         ({"version": "2"}, "ours is 1"),
-        ({"task": "subtraction"}, "there is no subtraction here"),
+        ({"task": "subtraction"}, "no task subtraction here"),
     ):
         with pytest.raises(Rejected, match=ours):
             check(resealed(composed, key, **changes), key)

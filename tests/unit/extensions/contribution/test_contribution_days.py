@@ -123,7 +123,7 @@ def test_a_damaged_file_is_set_aside(
     path.write_bytes(content)
     with days(path, clock) as kept:
         assert kept.see(status()).hours == 0.0
-    assert "begin anew" in caplog.text and path.with_name("contribution.json.damaged").exists()
+    assert "starting without it" in caplog.text and path.with_name("contribution.json.damaged").exists()
 
 
 def test_a_full_disk_is_said_once_and_stops_nothing(

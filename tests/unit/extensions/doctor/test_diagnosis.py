@@ -209,4 +209,4 @@ def test_the_node_that_runs_here_is_asked_who_reaches_it(tmp_path: Path) -> None
     assert (found.verdict, found.text) == ("note", "nobody can reach you")
     assert found.advice == "forward a port; or join a seed"
     (gone,) = reach_findings(paths)
-    assert "no node answers" in gone.text
+    assert "no node responds" in gone.text

@@ -524,7 +524,11 @@ class Late:
         (None, {"environment": dict}, r"it has no reset\(\). write def reset"),
         ([("a", "b")], {"tools": []}, "there are 0 tools"),
         ([("a", "b")], {"tools": [len]}, "len has no|len cannot|of tool len"),
-        ([("a", "b")], {"tools": print}, "tools is <built-in function print>, no list. list functions"),
+        (
+            [("a", "b")],
+            {"tools": print},
+            "tools must be a list, got <built-in function print>",
+        ),
     ],
 )
 def test_what_is_no_environment_is_refused(given: Any, options: dict[str, Any], told: str) -> None:
@@ -537,7 +541,7 @@ def test_what_is_no_environment_is_refused(given: Any, options: dict[str, Any], 
     [
         ("environment = object()", "<object object at .* makes no environment. name the class"),
         ("environment_factory = 5", "5 makes no environment. name the class"),
-        ("tools = print", "tools is <built-in function print>, no list"),
+        ("tools = print", "tools must be a list, got <built-in function print>"),
     ],
 )
 def test_a_file_whose_environment_is_none_is_refused(tmp_path: Path, assigned: str, told: str) -> None:
@@ -697,7 +701,7 @@ def test_a_node_takes_tools_and_environments(tmp_path: Path) -> None:
     with_tools = sn.Node([("Shout a.", "A")], tools=[shout], home=tmp_path)
     with_game = sn.Node(environment=Echo, home=tmp_path)
     assert [is_environment(node._task) for node in (with_tools, with_game)] == [True, True]
-    with pytest.raises(TaskError, match="a task already"):
+    with pytest.raises(TaskError, match="a named task"):
         sn.Node("rev", tools=[shout], home=tmp_path)
 
 

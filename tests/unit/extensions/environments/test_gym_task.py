@@ -112,5 +112,5 @@ def test_settings_give_it_the_system_prompt_and_nothing_else_of_data_sets() -> N
     names = ("reasoning-gym:chain_sum?max_terms=3",)
     (spec,) = specs_of(TasksConfig(names=names, system_prompt="Be brief."))
     assert spec == "reasoning-gym:chain_sum?system=Be%20brief.&max_terms=3"
-    with pytest.raises(TaskError, match=r"tasks\.reward is about data sets"):
+    with pytest.raises(TaskError, match=r"tasks\.reward applies to data sets"):
         specs_of(TasksConfig(names=names, reward=("exact_match",)))

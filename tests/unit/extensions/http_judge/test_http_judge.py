@@ -450,9 +450,9 @@ def test_a_url_is_the_name_of_a_reward() -> None:
     ("settings", "complaint"),
     [
         ({"url": "https://me:secret@judge.example"}, "no password in a URL"),
-        ({"url": "ftp://judge.example"}, "begins with http"),
+        ({"url": "ftp://judge.example"}, "must begin with http"),
         ({"read": "[0-9]+"}, "has no group"),
-        ({"read": "("}, "no regular expression"),
+        ({"read": "("}, "not a regular expression"),
     ],
 )
 def test_settings_of_a_judge_that_cannot_be_are_refused(settings: dict[str, str], complaint: str) -> None:

@@ -62,13 +62,13 @@ def test_a_pause_of_a_person_outlasts_every_reason() -> None:
     machine.sees(NOON)
     machine.control.ask("pause")
     assert machine.sees(NIGHT) == "until resumed"
-    assert machine.control.ask("resume") == "goes on" and not machine.control.paused
+    assert machine.control.ask("resume") == "resuming" and not machine.control.paused
 
 
 def test_who_resumes_overrules_the_reasons_of_now_until_they_are_gone() -> None:
     machine = Watched(hours="22-7")
     machine.sees(NOON)
-    assert machine.control.ask("resume") == "goes on in spite of this: outside 22-7"
+    assert machine.control.ask("resume") == "resuming despite this: outside 22-7"
     assert machine.sees(NOON) == ""
     assert machine.sees(Readings(time(12), on_battery=True)) == "on battery", "another reason counts at once"
     assert machine.sees(NIGHT) == ""

@@ -142,7 +142,7 @@ def test_nobody_is_told_where_nobody_is_named(caplog: pytest.LogCaptureFixture) 
     ],
 )  # fmt: skip
 def test_what_is_no_address_is_refused_without_being_shown(to: str) -> None:
-    with pytest.raises(ConfigError, match="desktop, or an http") as caught:
+    with pytest.raises(ConfigError, match="desktop, or an ASCII http") as caught:
         load_config(assignments=[f"node.notify={to}"], environ={})
     assert to not in str(caught.value)
     assert "secret" not in repr(Config.model_validate({"node": {"notify": f"https://host{SECRET_PATH}"}}))
@@ -151,7 +151,7 @@ def test_what_is_no_address_is_refused_without_being_shown(to: str) -> None:
 def test_a_stage_that_is_stuck_is_named_with_its_beginning() -> None:
     assert trouble_of(STATUS, BEGAN_S + 10) == ""
     words = trouble_of(STATUS, STUCK_S)
-    assert words.startswith("stuck: nothing was done for 31 min: generating, 32 groups of 8, since ")
+    assert words.startswith("stuck: no progress for 31 min: generating, 32 groups of 8, since ")
     paused = msgspec.structs.replace(STATUS, phase=Phase("paused", BEGAN_S, "on battery"))
     assert trouble_of(paused, STUCK_S) == ""
 

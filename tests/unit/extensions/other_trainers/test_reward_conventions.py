@@ -153,5 +153,5 @@ def test_a_function_that_is_called_like_a_trainer_is_a_function(tmp_path: Path, 
 
 
 def test_what_is_not_there_is_said(module: str) -> None:
-    with pytest.raises(TaskError, match="there is no reward"):
+    with pytest.raises(TaskError, match="no reward '"):
         load_reward(f"verl:{module}:nothing")

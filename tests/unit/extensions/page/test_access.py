@@ -116,6 +116,6 @@ def test_an_address_of_other_machines_without_a_password_is_refused_in_a_sentenc
 
 
 def test_a_short_password_is_refused_and_not_shown() -> None:
-    with pytest.raises(ConfigError, match="8 characters or more") as caught:
+    with pytest.raises(ConfigError, match="at least 8 characters") as caught:
         load_config(environ={}, assignments=["node.http_password=abc"])
     assert "abc" not in str(caught.value)

@@ -38,11 +38,11 @@ def run(*arguments: str) -> str:
 
 def test_each_request_reaches_the_node_and_what_follows_is_said(control: RunControl, tmp_path: Path) -> None:
     home = ("--home", str(tmp_path))
-    assert "pauses when this round is done" in run("pause", "2h", *home)
+    assert "pausing after this round" in run("pause", "2h", *home)
     assert control.paused and " on 20" in control.until
-    assert "goes on" in run("resume", *home) and not control.paused
-    assert "ends when this round is done" in run("finish", *home) and control.ending
-    assert "ends now" in run("stop", *home)
+    assert "resuming" in run("resume", *home) and not control.paused
+    assert "stopping after this round" in run("finish", *home) and control.ending
+    assert "stopping now" in run("stop", *home)
 
 
 def test_the_status_of_a_node_with_a_password_is_read_by_its_own_machine(
@@ -54,7 +54,7 @@ def test_the_status_of_a_node_with_a_password_is_read_by_its_own_machine(
 
 def test_a_node_that_cannot_follow_says_what_it_takes(control: RunControl, tmp_path: Path) -> None:
     control.takes = ("stop",)
-    with pytest.raises(SwarmnodeError, match="the node refuses: this node takes stop, not pause"):
+    with pytest.raises(SwarmnodeError, match="the node refused: this node takes stop, not pause"):
         run("pause", "--home", str(tmp_path))
 
 

@@ -64,7 +64,7 @@ def test_the_panel_is_of_the_first_policy_and_tells_the_rounds_of_the_others() -
     panel.see("tick", first)
     panel.close()
     assert isinstance(console.file, StringIO)
-    assert console.file.getvalue().count("another machine in this LAN joins with:") == 1
+    assert console.file.getvalue().count("another machine on this LAN joins with:") == 1
     assert "policy 1: round" in console.file.getvalue()
 
 

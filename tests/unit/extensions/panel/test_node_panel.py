@@ -115,7 +115,7 @@ def test_an_operator_reads_words_and_no_codes() -> None:
     heard = replace(BUSY.exchange, dropped=codes, unpublished={"paced": 41})
     text = "\n".join(drawn(replace(BUSY, exchange=heard), 140, None))
     assert "219 not needed, newer ones took their place, 100 too old to train on, 3 equal rewards" in text
-    assert "41 more than others would hear" in text
+    assert "41 more than others would accept" in text
     assert [code for code in (*codes, "paced", "J 16", "published") if code in text] == []
 
 
@@ -305,7 +305,7 @@ def test_a_failed_checkpoint_is_shown_in_place_of_its_age() -> None:
 
 def test_the_panel_says_who_can_reach_the_node_and_who_can_join_it() -> None:
     at_home = replace(STATUS.network, addresses=("/ip4/192.168.1.20/tcp/4001",))
-    assert "in this LAN: swarmnode join" in written(
+    assert "on this LAN: swarmnode join" in written(
         NodePanel(replace(STATUS, network=at_home), (), (), 1000.0)
     )
     nobody = Reach("nobody", "nobody can reach you", ("forward a port", "join a seed"))

@@ -23,5 +23,5 @@ def test_the_model_that_was_trained_here_is_shown_as_the_one_that_join_goes_on_w
     (state,) = tmp_path.rglob(STATE)
     state.write_bytes(state.read_bytes().replace(b"/models/model", str(model).encode()))
     found = shown(tmp_path)
-    assert found["policy.model"] == {"value": str(model), "origin": "trained in this home before"}
+    assert found["policy.model"] == {"value": str(model), "origin": "trained in this home earlier"}
     assert found["rollout.max_tokens"]["origin"] == "default", "the tiny policy's preset is not its own"

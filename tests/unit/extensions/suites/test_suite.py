@@ -83,7 +83,7 @@ def test_a_damaged_file_and_one_that_is_too_deep_are_told(tmp_path: Path) -> Non
     with pytest.raises(TaskError, match="is it whole"):
         load(tmp_path / "test.jsonl.gz")
     (tmp_path / "deep.json").write_text("[" * 3000 + "]" * 3000)
-    with pytest.raises(TaskError, match="no JSON"):
+    with pytest.raises(TaskError, match="not JSON"):
         load(tmp_path / "deep.json")
 
 
@@ -101,7 +101,7 @@ def test_bad_rows_are_named_with_file_and_line_and_none_is_left_out(tmp_path: Pa
         file.write('\n{"question"\n[1]\n')
     with pytest.raises(TaskError, match="has 4 rows that cannot be asked") as caught:
         load(path)
-    for line, fault in [(3, "has no ####"), (4, "has no answer"), (6, "no JSON"), (7, "no JSON object")]:
+    for line, fault in [(3, "has no ####"), (4, "has no answer"), (6, "not JSON"), (7, "not a JSON object")]:
         assert f"{path} line {line}: " in caught.value.message
         assert fault in caught.value.message
 

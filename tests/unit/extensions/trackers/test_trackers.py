@@ -16,7 +16,7 @@ PATIENCE_S = 60.0
 
 
 def test_a_tracker_that_is_not_there_is_answered_with_those_that_are() -> None:
-    with pytest.raises(ConfigError, match="no such monitor: there are tensorboard, trackio, wandb"):
+    with pytest.raises(ConfigError, match="no such monitor; available: tensorboard, trackio, wandb"):
         load_config(environ={}, assignments=["node.monitors=wandbb"])
 
 

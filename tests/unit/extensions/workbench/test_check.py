@@ -279,7 +279,7 @@ def test_a_reward_that_hangs_is_a_verdict_which_names_function_and_example(tmp_p
     assert not report.ok
     (finding,) = report.findings
     assert report.sample is not None
-    where = f"the reward of task mine on the example {report.sample.prompt!r}"
+    where = f"the reward of task mine on example {report.sample.prompt!r}"
     assert finding.what == f"{where} did not return within {HANGS_FOR_S:g} s"
     assert finding.advice == f"it was at {path} line 12, in reward_form"
     assert (report.drawn, report.scores_per_s) == (600, None)
@@ -296,7 +296,7 @@ def test_examples_that_hang_are_a_verdict_too(tmp_path):
 def test_a_file_that_hangs_while_it_is_loaded_is_a_clear_error(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("while True: pass\n")
-    with pytest.raises(JudgementOverran, match="was not loaded"):
+    with pytest.raises(JudgementOverran, match="did not load"):
         check_task(str(path), TasksConfig(score_timeout_s=0.5))
 
 

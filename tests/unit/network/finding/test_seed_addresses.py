@@ -34,7 +34,7 @@ def test_an_entry_that_names_nobody_is_refused(entry: str):
 
 
 def test_a_file_that_is_not_there_or_too_large_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match="neither an address nor a list"):
+    with pytest.raises(ConfigError, match="neither an address nor a readable list"):
         read_seeds(["seeds.txt"], NOWHERE)
     (tmp_path / "large").write_text("#" * 100_000)
     with pytest.raises(ConfigError, match="larger"):

@@ -70,7 +70,7 @@ def test_there_must_be_a_port_for_each() -> None:
     with pytest.raises(ConfigError, match="65536"):
         config_of(config, 1)
     near = settings("node.policies=3", "network.port=4000", "node.http_port=4002")
-    with pytest.raises(ConfigError, match="run into each other"):
+    with pytest.raises(ConfigError, match="are too close"):
         check_policies(near)
     check_policies(near.model_copy(update={"node": near.node.model_copy(update={"policies": 2})}))
 

@@ -139,7 +139,7 @@ async def test_who_fails_at_the_start_or_later_leaves_and_the_others_go_on(
     assert isinstance(first, StorageError) and isinstance(second, TaskError) and rounds(third) == 3
     assert set(three.left) == {0, 1, 2}
     ended = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
-    assert len(ended) == 2 and all(line.endswith("; the other policies go on") for line in ended)
+    assert len(ended) == 2 and all(line.endswith("; the other policies continue") for line in ended)
 
 
 async def test_who_fails_before_there_is_a_node_gives_back_its_part_of_the_engine(
@@ -161,8 +161,8 @@ async def test_the_last_one_does_not_say_that_others_go_on(
     both = company(BadDisk("a"), Broken("b"))
     _, second = await serve_several(both.members)
     assert isinstance(second, KeyError), "the error itself, not the group it came in"
-    assert [message.partition("; ")[2] for message in caplog.messages if message.startswith("ended")] == [
-        "the other policies go on",
+    assert [message.partition("; ")[2] for message in caplog.messages if message.startswith("stopped")] == [
+        "the other policies continue",
         "",
     ]
 
@@ -208,8 +208,8 @@ def test_notes_of_earlier_runs_are_removed_whatever_the_number_of_policies(tmp_p
     ("private", "pipeline", "told"),
     [
         (False, "", "swarmnode join --home ~/swarmnode-2 /ip4/127.0.0.1/tcp/1/p2p/12D3KooWexample"),
-        (True, "", "swarmnode join --home ~/swarmnode-2 INVITATION, which `swarmnode swarm invite"),
-        (True, "attic", "swarmnode join --home ~/swarmnode-2 --pipeline attic INVITATION, which"),
+        (True, "", "swarmnode join --home ~/swarmnode-2 INVITATION, printed by `swarmnode swarm invite"),
+        (True, "attic", "swarmnode join --home ~/swarmnode-2 --pipeline attic INVITATION, printed"),
     ],
 )
 def test_a_second_start_of_one_identity_is_told_how_another_node_joins_the_same_swarm_and_pipeline(

@@ -146,7 +146,7 @@ def test_what_a_model_cannot_have_is_refused_before_its_weights_are_read(
         (
             "mistral",
             {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
-            "dynamic changes with the length",
+            "dynamic depends on the sequence length",
         ),
         ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
     ],

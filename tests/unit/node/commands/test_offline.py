@@ -81,7 +81,7 @@ def test_a_command_without_a_model_has_no_preset_of_the_model_that_a_node_would_
 
 def test_without_an_evaluation_there_is_no_best(config: Config, quick_model: Path, tmp_path: Path) -> None:
     save(config, str(quick_model), tmp_path, [None])
-    with pytest.raises(CheckpointError, match="was evaluated") as caught:
+    with pytest.raises(CheckpointError, match="has been evaluated") as caught:
         evaluate_offline(at(config, str(quick_model), resolve_paths(tmp_path)), best=True)
     assert "eval_every" in caught.value.hint
 
@@ -168,9 +168,9 @@ def test_where_nothing_was_trained_it_is_said_before_a_model_is_loaded(
 def test_who_held_no_data_in_a_pipeline_is_told_where_checkpoints_are(config: Config, tmp_path: Path) -> None:
     paths = resolve_paths(tmp_path)
     (paths.checkpoints / f"{STAGES}1352219cb3f3af6e").mkdir(parents=True)
-    with pytest.raises(CheckpointError, match="is a stage of a pipeline's model") as caught:
+    with pytest.raises(CheckpointError, match="has one stage of a pipeline's model") as caught:
         evaluate_offline(at(config, "tiny", paths))
-    assert "tiny" not in caught.value.message and "that held the data" in caught.value.hint
+    assert "tiny" not in caught.value.message and "that last held the data" in caught.value.hint
 
 
 def test_with_several_answers_to_each_question_pass_at_k_is_part_of_the_result(
@@ -194,5 +194,5 @@ def test_with_several_answers_to_each_question_pass_at_k_is_part_of_the_result(
 
 
 def test_a_greedy_policy_is_not_asked_twice(config: Config, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="greedy gives one answer"):
+    with pytest.raises(ConfigError, match="always gives the same answer"):
         evaluate_offline(at(config, "any", resolve_paths(tmp_path)), base=True, greedy=True, samples=2)

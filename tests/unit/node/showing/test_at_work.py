@@ -33,7 +33,7 @@ def test_a_first_round_has_time_and_then_no_more() -> None:
     assert at_work(in_phase("generating", NOW_S - 60), NOW_S)[0]
     assert at_work(in_phase("generating", LATE_S, "8 groups of 8"), NOW_S) == (
         False,
-        "nothing was done for 30 min: generating, 8 groups of 8",
+        "no progress for 30 min: generating, 8 groups of 8",
     )
 
 
@@ -64,5 +64,5 @@ def test_the_command_says_it_in_a_line_and_fails_when_nothing_is_done(tmp_path: 
         assert CliRunner().invoke(app, asked).stdout == "calm-blue-otter: round 12 is done, generating\n"
         now = STATUS
         failed = CliRunner().invoke(app, asked).exception
-    assert isinstance(failed, SwarmnodeError) and "nothing was done for" in failed.message
+    assert isinstance(failed, SwarmnodeError) and "no progress for" in failed.message
     assert failed.exit_code == 1

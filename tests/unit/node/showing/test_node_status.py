@@ -65,7 +65,7 @@ async def test_an_address_of_the_local_network_is_marked_and_is_in_no_short_invi
     for reach in (Reach(), Reach("nobody", "nobody can reach you", ("forward a port",))):
         status = await seen_with(reach)
         assert "192.168.1.20" in (invitation(status) or "")
-        assert joins_from(status) == "another machine in this LAN"
+        assert joins_from(status) == "another machine on this LAN"
         assert status.network.invitation == ""
 
 
@@ -105,7 +105,7 @@ def test_a_node_that_can_use_nothing_of_what_comes_says_why() -> None:
     assert starving.look(2, {"timeout": 2, "too_long": 4}, 10.0) == ""
     said = starving.look(2, {"timeout": 2, "too_long": 6}, 71.0)
     assert "none could be used for 60 s" in said and "authors are asked less often" in said
-    assert "3 answers longer in our tokenizer than we take (rollout.max_tokens), 1 fetched too slowly" in said
+    assert "answers longer in our tokenizer than we accept (rollout.max_tokens), 1 fetched too slowly" in said
     assert starving.look(3, {"timeout": 2, "too_long": 9}, 72.0) == ""
 
 

@@ -170,12 +170,12 @@ def without_a_norm() -> PreTrainedModel:
     ("build", "word"),
     [
         (partly_rotated, "only a part of each head is rotated"),
-        (long_rope, "longrope changes with the length"),
-        (lambda: llama(**rope("dynamic", factor=2.0)), "dynamic changes with the length"),
+        (long_rope, "longrope depends on the sequence length"),
+        (lambda: llama(**rope("dynamic", factor=2.0)), "dynamic depends on the sequence length"),
         (lambda: llama(hidden_act="relu"), "activation is relu"),
-        (with_sinks, "sinks is not known in llama"),
-        (with_half_of_its_biases, "_proj.bias is not known"),
-        (with_a_biased_head, "lm_head.bias is not known"),
+        (with_sinks, "sinks is not supported in llama"),
+        (with_half_of_its_biases, "_proj.bias is not supported"),
+        (with_a_biased_head, "lm_head.bias is not supported"),
         (without_a_norm, "it lacks model.layers.2.post_feedforward_layernorm.weight"),
         (lambda: of("gemma3_text", use_bidirectional_attention=True), "use_bidirectional_attention"),
         (lambda: of("gemma3_text", attn_logit_softcapping=50.0), "attn_logit_softcapping is 50.0"),
@@ -201,7 +201,7 @@ def test_no_sequence_is_so_long_that_others_in_its_batch_would_be_rotated_otherw
 def test_a_rotary_scaling_that_nobody_has_heard_of_is_named() -> None:
     config = LlamaConfig(**SIZES)
     config.rope_parameters = {"rope_type": "spiral", "rope_theta": 100.0}
-    assert FAMILIES["llama"].why_not(config) == "its rotary scaling spiral is not known here"
+    assert FAMILIES["llama"].why_not(config) == "its rotary scaling spiral is not supported"
 
 
 def test_layers_of_another_kind_are_named() -> None:

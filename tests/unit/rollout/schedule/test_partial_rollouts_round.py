@@ -107,7 +107,7 @@ def test_an_example_too_long_for_the_engine_is_left_out(caplog: pytest.LogCaptur
     examples = [example(0, "much too long a question"), example(1, "a")]
     answered = list(collect(engine, RENDERER, examples, 2, SAMPLING, seed=0))
     assert [one.example.key.index for one in answered] == [1]
-    assert "leaving out example 0 of sums" in caplog.text
+    assert "skipping example 0 of sums" in caplog.text
 
 
 def test_nothing_to_ask_is_nothing_answered() -> None:

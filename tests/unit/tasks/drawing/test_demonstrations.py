@@ -83,5 +83,5 @@ def test_what_is_no_demonstration_is_said_with_its_prompt() -> None:
         Demonstrations().of(TASK, example("2+1=", demonstration=3))
     with pytest.raises(TaskError, match="has no column 'demonstration'"):
         list(Demonstrations([{"prompt": TRAINED[0]}]).rows(TASK))
-    with pytest.raises(TaskError, match="demonstrations are 3"):
+    with pytest.raises(TaskError, match="invalid demonstrations: 3"):
         list(Demonstrations(3).rows(TASK))  # type: ignore[arg-type]

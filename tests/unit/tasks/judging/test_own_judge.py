@@ -107,7 +107,7 @@ def test_so_many_failures_in_a_row_end_the_run(how):
     judge = judge_of(task, timeout_s=0.02 if how == "hang" else 30.0)
     for _ in range(2):
         assert score(judge, "sum", how) == [{}]
-    with pytest.raises(TaskError, match="task sum was given up after 3 groups one after the other") as caught:
+    with pytest.raises(TaskError, match="task sum was given up after 3 groups in a row") as caught:
         score(judge, "sum", how)
     assert "task check" in caught.value.hint and judge.lost == 3
     assert ("tasks.score_timeout_s" in caught.value.hint) == (how == "hang")

@@ -159,29 +159,29 @@ def test_a_hub_that_does_not_answer_is_noticed_at_once(monkeypatch: pytest.Monke
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", False)
     for _ in range(2):
-        with pytest.raises(TaskError, match="the hub cannot be asked for it: no line today"):
+        with pytest.raises(TaskError, match="the hub cannot be reached: no line today"):
             load_task("hf:nobody/has-this")
         assert not (huggingface_hub.constants.HF_HUB_OFFLINE or datasets.config.HF_HUB_OFFLINE)
 
 
 def test_a_name_that_no_set_of_the_hub_has_is_refused() -> None:
-    with pytest.raises(TaskError, match="no name of a data set"):
+    with pytest.raises(TaskError, match="not a data set name"):
         load_task("hf:a/b/c/d")
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ('{"prompt": "?", "answer": "4"}\n{"prompt": \n', "line 2 is no JSON"),
-        ('{"prompt": "?", "answer": "4"}\n\n[1]\n', "line 3 is no JSON object"),
+        ('{"prompt": "?", "answer": "4"}\n{"prompt": \n', "line 2 is not JSON"),
+        ('{"prompt": "?", "answer": "4"}\n\n[1]\n', "line 3 is not a JSON object"),
         ('{"prompt": "?", "answer": "4"}\n{"answer": "4"}\n', "line 2 has no column 'prompt'"),
         ('{"text": "?", "answer": "4"}\n', "line 1 has no column 'prompt'"),
         ('{"prompt": "?"}\n', "line 1 has no answer"),
         ('{"prompt": "?", "answer": ["4"]}\n', "line 1 has no answer"),
-        ('{"prompt": "", "answer": "4"}\n', "line 1: a prompt is ''"),
-        ('{"prompt": 7, "answer": "4"}\n', "line 1: a prompt is 7"),
-        ('{"prompt": "?", "answer": "4", "n": %s}\n' % 10**30, "line 1 holds what is neither"),
-        ("[" * 3000 + "]" * 3000, "line 1 is no JSON"),
+        ('{"prompt": "", "answer": "4"}\n', "line 1: invalid prompt ''"),
+        ('{"prompt": 7, "answer": "4"}\n', "line 1: invalid prompt 7"),
+        ('{"prompt": "?", "answer": "4", "n": %s}\n' % 10**30, "line 1 has a value that cannot"),
+        ("[" * 3000 + "]" * 3000, "line 1 is not JSON"),
         ("", "has no rows"),
     ],
 )
@@ -195,7 +195,7 @@ def test_a_bad_row_is_named_with_its_line(tmp_path: Path, text: str, complaint: 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("prompt,answer\n?,4\n?,4,5\n", "line 3 has 3 fields and not 2"),
+        ("prompt,answer\n?,4\n?,4,5\n", "line 3 has 3 fields, but the first line has 2"),
         ('prompt,answer\n?,4\n"?"x,4\n', "line 3:"),
     ],
 )
@@ -228,7 +228,7 @@ def test_sizes_are_bounded(write: Write, monkeypatch: pytest.MonkeyPatch) -> Non
             load_task(path)
     with monkeypatch.context() as limits:
         limits.setattr(data, "MAX_KEPT_BYTES", 100)
-        with pytest.raises(TaskError, match="fills more than"):
+        with pytest.raises(TaskError, match="takes more than"):
             load_task(path)
 
 
@@ -271,7 +271,7 @@ def test_a_system_message_may_come_before_every_question(write: Write) -> None:
     assert example.messages[0]["content"] == "Answer with a number."
     assert task.version != load_task(path).version
     talk = [{"prompt": [{"role": "system", "content": "!"}, {"role": "user", "content": "?"}], "answer": "4"}]
-    with pytest.raises(TaskError, match="line 1 has a message of the system already"):
+    with pytest.raises(TaskError, match="line 1 already has a system message"):
         load_task(f"{write(talk)}?system=No")
 
 
@@ -290,7 +290,7 @@ def test_the_final_answer_of_gsm8k_is_found_by_our_rewards(write: Write) -> None
     ("options", "complaint"),
     [
         ("reward=nothing", "no reward 'nothing'"),
-        ("reward=numeric_match&reward=numeric_match", "two rewards are called numeric_match"),
+        ("reward=numeric_match&reward=numeric_match", "two rewards are named numeric_match"),
         ("rewards=x", "unknown option 'rewards'"),
     ],
 )
@@ -300,7 +300,7 @@ def test_wrong_options_are_refused(write: Write, options: str, complaint: str) -
 
 
 def test_a_file_that_is_not_there_is_one_clear_sentence() -> None:
-    with pytest.raises(TaskError, match=r"there is no data set nowhere/sums\.jsonl"):
+    with pytest.raises(TaskError, match=r"no data set at nowhere/sums\.jsonl"):
         load_task("nowhere/sums.jsonl")
 
 

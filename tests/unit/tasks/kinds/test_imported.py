@@ -200,7 +200,7 @@ def test_a_package_that_changes_while_the_node_runs_is_an_error_and_no_other_tas
     with task:
         (tmp_path / "mypackage" / "tasks.py").write_text(PACKAGE + "# changed\n")
         task.interrupt()
-        with pytest.raises(TaskError, match="changed while the node runs"):
+        with pytest.raises(TaskError, match="changed while the node was running"):
             drawn(task)
 
 
@@ -239,9 +239,9 @@ def test_what_an_object_says_of_itself_holds_here_and_in_a_process_of_its_own(pa
 @pytest.mark.parametrize(
     ("attribute", "complaint"),
     [
-        ("nothing", "no 'nothing'"),
-        ("number", "is no task"),
-        ("Unnameable", "not a name is no name"),
+        ("nothing", "has no attribute 'nothing'"),
+        ("number", "is not a task"),
+        ("Unnameable", "invalid task name 'not a name'"),
         ("small?reward=x", "unknown option 'reward'"),
     ],
 )
@@ -253,7 +253,7 @@ def test_what_is_no_task_is_one_clear_sentence(package: str, attribute: str, com
 def test_a_package_that_is_not_there_and_one_that_fails(package: str, tmp_path: Path) -> None:
     with pytest.raises(TaskError, match="cannot import not_there") as missing:
         load_task("not_there.at_all:task")
-    assert "neither installed nor in" in missing.value.hint
+    assert "install it, or run this in" in missing.value.hint
     (tmp_path / "mypackage" / "failing.py").write_text("\nimport not_there\n")
     with pytest.raises(TaskError, match="No module named 'not_there'") as failing:
         load_task("mypackage.failing:task")

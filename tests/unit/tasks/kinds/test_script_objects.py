@@ -119,7 +119,7 @@ def test_what_is_no_task_is_refused(given: object) -> None:
 
 
 def test_what_is_no_reward_is_refused_and_so_are_two_of_one_name() -> None:
-    with pytest.raises(TaskError, match="no reward"):
+    with pytest.raises(TaskError, match="not a reward"):
         named_rewards([3])  # type: ignore[list-item]
     with pytest.raises(TaskError, match="two rewards"):
         named_rewards([is_short, is_short])
@@ -184,7 +184,7 @@ def test_a_data_set_takes_its_weights_from_the_settings(tmp_path: Path) -> None:
     ]
     (plain,) = specs_of(config.model_copy(update={"reward_weights": ()}))
     assert load_task(plain).version != task.version
-    with pytest.raises(TaskError, match=r"tasks\.reward_weights is about data sets"):
+    with pytest.raises(TaskError, match=r"tasks\.reward_weights applies to data sets"):
         specs_of(TasksConfig(names=("rev",), reward_weights=(1.0,)))
 
 
@@ -226,9 +226,9 @@ def test_every_argument_of_a_partial_counts_where_it_stands() -> None:
 
 def test_rows_that_cannot_train_or_measure_are_told_for_what_they_are() -> None:
     rows = [{"prompt": f"{n}+1=", "answer": str(n + 1)} for n in range(9)]
-    with pytest.raises(TaskError, match="every row to train on is asked by the evaluation set"):
+    with pytest.raises(TaskError, match="every training row is also in the evaluation set"):
         as_task(rows, evaluation=rows)
-    with pytest.raises(TaskError, match="the rows to measure on are none"):
+    with pytest.raises(TaskError, match="eval_dataset is empty"):
         as_task(rows, evaluation=[])
     with pytest.raises(TaskError, match="no split 'train' among test"):
         refuse_untrained({"test": rows})

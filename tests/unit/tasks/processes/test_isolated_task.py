@@ -126,9 +126,9 @@ def test_what_an_object_should_not_return_is_an_error_of_the_task_and_its_proces
     assert isinstance(task, IsolatedTask)
     with task:
         (example,) = first(task)
-        with pytest.raises(TaskError, match="returned what it should not: Expected `str`"):
+        with pytest.raises(TaskError, match="returned an invalid value: Expected `str`"):
             task.score(example, ["odd"])
-        with pytest.raises(TaskError, match="returned what it should not: Expected `array"):
+        with pytest.raises(TaskError, match="returned an invalid value: Expected `array"):
             task.observe(example, [Turn("?")])
         assert task.score(example, ["2"]) == [{"right": 1.0}]
 
@@ -496,7 +496,7 @@ def test_a_task_that_draws_otherwise_each_time_is_not_judged_by_a_wrong_answer(s
     (example,) = first(task)
     assert task.score(example, ["1"]) == [{"correct": 1.0}]
     task.interrupt()
-    with pytest.raises(TaskError, match="other examples each time"):
+    with pytest.raises(TaskError, match="different examples each time"):
         task.score(example, ["1"])
 
 

@@ -158,7 +158,7 @@ def test_what_cannot_be_started_a_second_time_leaves_the_others_working(caplog):
         if caplog.text:
             break
         time.sleep(0.01)
-    assert second.starts == 1 and "goes on with fewer processes: no memory" in caplog.text
+    assert second.starts == 1 and "continues with fewer processes: no memory" in caplog.text
 
 
 def test_an_interrupt_lets_those_return_that_wait_for_their_turn():

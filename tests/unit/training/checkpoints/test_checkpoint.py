@@ -232,7 +232,7 @@ def test_while_it_is_unknown_which_is_the_best_nothing_is_deleted(
     best.unlink()
     best.mkdir()  # what reading it meets is an error of the disk, not a missing file
     save(store, make(), 3)
-    assert len(names(store)) == 3 and "nothing is deleted" in caplog.text
+    assert len(names(store)) == 3 and "deleting no checkpoints" in caplog.text
     best.rmdir()
     best.write_bytes(kept)
     save(store, make(), 4)
@@ -326,9 +326,7 @@ def test_a_run_of_which_every_checkpoint_is_damaged_says_once_that_it_begins_ane
         (save(store, make(), number) / "state.json").unlink()
     for _ in range(2):
         assert store.tidy() is None
-    assert (
-        caplog.text.count(f"could be read: it begins anew; the damaged ones are kept in {store.folder}") == 1
-    )
+    assert caplog.text.count(f"so it starts over; the damaged ones are kept in {store.folder}") == 1
 
 
 def test_a_checkpoint_of_another_version_is_not_damage(make: Make, store: CheckpointStore) -> None:

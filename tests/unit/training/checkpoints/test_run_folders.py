@@ -68,7 +68,7 @@ def test_the_same_tasks_go_on_with_their_run() -> None:
 def test_another_task_gets_a_run_beside_which_says_how_to_go_on_with_the_other() -> None:
     choice = choose_run([run("8-tasks", dict.fromkeys("abcdefgh", "1"))], "base", LAST)
     assert choice.name == "last"
-    for said in ("begins with the base policy", "the tasks were a, b", "--run 8-tasks", "`swarmnode runs`"):
+    for said in ("starts from the base policy", "the tasks were a, b", "--run 8-tasks", "`swarmnode runs`"):
         assert said in choice.reason
 
 
@@ -94,7 +94,7 @@ def test_another_model_gets_a_run_beside() -> None:
 def test_a_run_that_a_person_named_is_left_alone_until_it_is_named_again() -> None:
     known = [run("mine", LAST)]
     assert chosen(known, LAST) == "last"
-    assert "named by a person" in choose_run(known, "base", LAST).reason
+    assert "named explicitly" in choose_run(known, "base", LAST).reason
     assert chosen(known, LAST, named="mine") == "mine"
     assert chosen(known, {"sort": "1"}, named="mine") == "mine"
     assert chosen(known, LAST, named="new") == "new"
@@ -106,7 +106,7 @@ def test_a_named_run_of_another_model_is_refused() -> None:
         lambda: choose_run(known, "base", LAST, named="mine"),
         lambda: newest_run(known, "base", named="mine"),
     ):
-        with pytest.raises(CheckpointError, match="of another model: /models/model"):
+        with pytest.raises(CheckpointError, match="to another model: /models/model"):
             choose()
 
 

@@ -194,7 +194,7 @@ def test_a_state_that_could_not_be_read_again_is_not_written(
     before = rule()
     before.lessons([own(*MIXED)], [], version=0)
     monkeypatch.setattr(lessons, "MAX_STATE_BYTES", len(before.state()) - 1)
-    assert before.state() == b"" and "a restart begins without it" in caplog.text
+    assert before.state() == b"" and "exceeds the checkpoint limit" in caplog.text
     after = rule()
     after.restore(before.state())
     assert len(after.book) == 0
@@ -217,7 +217,7 @@ def saved(token_ids: object) -> list[object]:
     ],
 )
 def test_a_damaged_state_is_an_error_that_says_so(state: object) -> None:
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="cannot read"):
         rule().restore(msgspec.msgpack.encode(state))
 
 

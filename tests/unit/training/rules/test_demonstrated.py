@@ -50,7 +50,7 @@ def test_one_that_the_judge_does_not_give_full_marks_is_told_of_once(
         found = one.lessons([own(RIGHT, WRONG), own(RIGHT, WRONG, index=1)], [], version=0)
     assert {replay.entry.token_ids for replay in found.replayed} == {(3, 3)}
     (said,) = [record.message for record in caplog.records]
-    assert said.startswith("2 of 2 demonstrations") and "the reward 0.2" in said and "sum 8=" in said
+    assert said.startswith("skipping 2 of 2 demonstrations") and "the reward 0.2" in said and "sum 8=" in said
 
 
 def test_wrong_ones_are_told_of_where_no_answer_was_ever_right_and_full_marks_are_unknown(
@@ -62,7 +62,7 @@ def test_wrong_ones_are_told_of_where_no_answer_was_ever_right_and_full_marks_ar
             one.demonstrate([shown(([7, 8], 0.0), ([7, 9], 0.0), index=8 + version)])
             assert one.lessons([own(WRONG, WRONG)], [], version=version).replayed == ()
     (said,) = [record.message for record in caplog.records]
-    assert said.startswith("2 of 2 demonstrations of sum do not have full marks")
+    assert said.startswith("skipping 2 of 2 demonstrations of sum that do not get full marks")
     assert "to 'sum 8=', for example, has the reward 0" in said
 
 

@@ -27,7 +27,7 @@ def config(*settings: str) -> Config:
 
 
 def test_the_config_knows_our_rules_and_no_others() -> None:
-    with pytest.raises(ConfigError, match=r"no such rule: there are sapo, .* as mymodule:name"):
+    with pytest.raises(ConfigError, match=r"no such rule; available: sapo, .* as mymodule:name"):
         config("exchange.rule=boko")
 
 
@@ -59,8 +59,8 @@ def test_a_rule_of_ones_own_is_named_by_its_import_path() -> None:
             "tests.own_rules:Missing",
             "module 'tests.own_rules' has no attribute 'Missing'. tests",
         ),
-        ("tests.own_rules:NoRule", "is no subclass of Rule. write class NoRule(Rule), from swarmnode."),
-        ("tests.own_rules:best_of", "is no subclass of Rule. write class best_of(Rule), from swarmnode."),
+        ("tests.own_rules:NoRule", "is not a subclass of Rule. write class NoRule(Rule), from swarmnode."),
+        ("tests.own_rules:best_of", "is not a subclass of Rule. write class best_of(Rule), from swarmnode."),
     ],
 )
 def test_a_rule_that_cannot_be_had_says_why_and_what_to_do(name: str, message: str) -> None:
