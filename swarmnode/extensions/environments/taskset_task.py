@@ -114,7 +114,7 @@ def load_taskset(spec: TaskSpec) -> TasksetTask:
     except Exception as error:
         raise TaskError(f"{spec} cannot be loaded: {error}", hint=where(error)) from error
     if not tasks:
-        raise TaskError(f"{spec} has no tasks", hint="look at what its load() yields")
+        raise TaskError(f"{spec} has no tasks", hint="check what its load() yields")
     _require_one_answer(spec, taskset, tasks[0])
     rows = [_row(task, f"{spec} task {number}", vf) for number, task in enumerate(tasks)]
     module = inspect.getmodule(kind)

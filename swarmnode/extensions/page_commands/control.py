@@ -61,7 +61,7 @@ def seconds_of(duration: str) -> float:
     found = DURATION.fullmatch(duration)
     seconds = 0.0 if found is None else float(found[1]) * SECONDS[found[2]]
     if not 0 < seconds <= LONGEST_PAUSE_S:
-        raise ConfigError(f"{duration!r} is no duration", hint="write 90s, 30m, 2h or 1d, at most 366d")
+        raise ConfigError(f"{duration!r} is not a duration", hint="write 90s, 30m, 2h or 1d, at most 366d")
     return seconds
 
 

@@ -140,10 +140,12 @@ class Convener:
             return True
         if idle:
             logger.warning(
-                "planning without %s: it was their turn, and they did not", ", ".join(sorted(idle))
+                "planning without %s: it was their turn to propose, and they did not", ", ".join(sorted(idle))
             )
         if useless:
-            logger.warning("planning without %s: they take micro-batches and do nothing", ", ".join(useless))
+            logger.warning(
+                "planning without %s: they accept micro-batches but do not process them", ", ".join(useless)
+            )
         if await self._hold_round(others):
             self._judged |= {*useless}
         self._due_since_s = None
@@ -315,7 +317,7 @@ class Convener:
             if self._again[peer] > MAX_AGAIN:
                 outcome.failed[peer] = why
                 continue
-            logger.info("%s ended the change of plan, another one begins: %s", peer, why)
+            logger.info("%s ended the change of plan, starting another: %s", peer, why)
             try:
                 await self._ask(peer, Ping(self._status()))
             except NetworkError as error:

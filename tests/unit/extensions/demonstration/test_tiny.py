@@ -120,7 +120,7 @@ def test_a_folder_that_was_damaged_is_built_anew_and_says_so(tmp_path, caplog, n
     (folder / name).write_bytes(before[name][:-1])
     assert build_tiny(tmp_path, recipe=FASTEST) == folder
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    assert list(tmp_path.iterdir()) == [folder] and "is damaged; it is built anew" in caplog.text
+    assert list(tmp_path.iterdir()) == [folder] and "is damaged; rebuilding it" in caplog.text
 
 
 def test_a_file_that_is_gone_is_damage_and_a_folder_without_sums_is_taken_as_it_is(tmp_path, caplog):

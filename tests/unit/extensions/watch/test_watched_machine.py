@@ -114,7 +114,7 @@ def endless(connection: socket.socket) -> None:
         (endless, "too long"),
         (
             lambda it: it.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"),
-            "no node, or one of another",
+            "not a node, or one of another",
         ),
         (
             lambda it: it.sendall(b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n"),

@@ -190,7 +190,7 @@ def test_a_folder_that_is_not_there_or_empty_is_an_error(tmp_path: Path) -> None
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "picture.png").write_bytes(b"\x89PNG")
-    with pytest.raises(ConfigError, match=r"picture\.png is no text: byte 0 is not UTF-8"):
+    with pytest.raises(ConfigError, match=r"picture\.png is not a text file: byte 0 is not UTF-8"):
         read(tmp_path)
 
 
