@@ -78,7 +78,7 @@ def parts_of(
 def judge_themselves(parts: EnvironmentParts) -> bool:
     """Returns True if all of these environments give a reward themselves. Makes one instance of each. Raises
     TaskError."""
-    hint = "it gets columns by name and nothing else: environment = lambda: Env(...)."
+    hint = "it gets only columns, by name: environment = lambda: Env(...)."
     made = [called("making an instance", one, hint=hint) for one in parts.factories.values()]
     for one in made:
         if not hasattr(one, "reset"):

@@ -153,7 +153,7 @@ class EnvironmentTask:
         if factory is None:
             raise TaskError(
                 f"an example of {self.name} names the environment {name!r:.40}",
-                hint=f"there are {', '.join(self.parts.factories)}",
+                hint=f"choose one of {', '.join(self.parts.factories)}",
             )
         episode = begin(called(f"{self.name}: making", factory), example.columns, self.parts.action)
         if isinstance(episode, ToolEpisode) and self.parts.tools:

@@ -138,7 +138,7 @@ def _first_sentence(error: ModuleNotFoundError) -> str:
 def _require_one_answer(spec: TaskSpec, taskset: Any, task: Any) -> None:
     """Raises TaskError for a task that is more than a question and its judge."""
     what = None
-    hint = "tasksets of one question, one answer and a judge of the text can be trained on"
+    hint = "only tasksets with one question, one answer and a judge of the text can be trained on"
     kinds = cast(Any, type(taskset)), cast(Any, type(task))
     if task.NEEDS_CONTAINER:
         what = "needs a container"

@@ -19,7 +19,7 @@ app = typer.Typer(help="Show, back up and restore the key that this node is know
 
 @app.command()
 def show(policy: Policy = 0, home: Home = None, json: Json = False) -> None:
-    """Print peer id and name; the key is made at the first call."""
+    """Print peer id and name; the key is made on first use."""
     path = resolve_paths(home).policy(policy).identity
     key = load_or_create(path)
     found = {"peer_id": key.peer_id, "name": key.name, "path": str(path)}

@@ -380,7 +380,7 @@ def filled_in(template: str, words: Mapping[str, str]) -> str:
         if match[1] not in words:
             raise TaskError(
                 f"tasks.judge.prompt names {{{match[1]}}}, which the example does not have",
-                hint=f"there are {', '.join(sorted(words))}",
+                hint=f"available are {', '.join(sorted(words))}",
             )
         return words[match[1]]
 

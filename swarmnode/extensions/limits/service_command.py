@@ -60,7 +60,7 @@ def install(
         tell(json, {"for": kind, "text": text}, [text.rstrip("\n")])
         return
     if kind != "user":
-        raise ConfigError(f"--for {kind} is installed by hand", hint=f"see it by `--for {kind} --print`")
+        raise ConfigError(f"--for {kind} is installed by hand", hint=f"print it with `--for {kind} --print`")
     unit = Path.home() / ".config" / "systemd" / "user" / "swarmnode.service"
     try:
         replace_file(unit, text.encode(), mode=0o600)  # An invitation in it may hold the key of a swarm.
@@ -91,9 +91,7 @@ def started_with(arguments: Sequence[str]) -> Started:
 
 def _packaged(arguments: Sequence[str] | None) -> str:
     if arguments:
-        raise ConfigError(
-            "a unit for all of a machine has its settings in the environment", hint="see --print"
-        )
+        raise ConfigError("a system-wide unit takes its settings from the environment", hint="see --print")
     return (builtin_folder("docker") / "swarmnode.service").read_text()
 
 

@@ -147,9 +147,7 @@ def _as_far_as(asked: int) -> str:
 
 def _steps(port: int | None, seen: str, asks_router: bool) -> tuple[str, ...]:
     at = address_of(seen or "YOUR.PUBLIC.IP.ADDRESS", port or 4001)
-    by_itself = (
-        "which did not when it was asked to" if asks_router else "or try `--set network.map_port=true`"
-    )
+    by_itself = "which it did not do when asked" if asks_router else "or try `--set network.map_port=true`"
     return (
         f"forward TCP port {port or 4001} of your router to this machine and start with"
         f" `--port {port or 4001} --set network.announce={at}` ({by_itself})",

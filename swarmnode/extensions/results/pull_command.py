@@ -43,7 +43,7 @@ def pull(
 ) -> None:
     """Fetch a pushed run into this home, and say how to continue it.
 
-    Its adapter, round and rewards are taken on; the optimizer begins anew, and nobody's answers come along.
+    It brings the adapter, round and rewards; the optimizer starts fresh, and no answers are included.
     """
     name = run or label_of([repo.rpartition("/")[2]])
     load_config(environ={}, flags={"node.run": name})

@@ -73,11 +73,11 @@ def evaluate(
 ) -> None:
     """Measure the newest checkpoint (or the best, or the base model) on questions that no node trains on.
 
-    They are of the tasks that the node trained on, unless --task or --set tasks.names says otherwise. With
-    --samples N each is asked N times, and pass@k (k = 1, 2, 4, ... up to N) says how likely it is that at
-    least one of k answers passes; maj@k how often what most of k answers say does.
+    The questions come from the tasks that the node trained on, unless --task or --set tasks.names names
+    others. With --samples N each is asked N times; pass@k (k = 1, 2, 4, ... up to N) is the chance that at
+    least one of k answers passes, and maj@k that the majority of k answers does.
 
-    With --suite they are the questions of those files, which nothing is ever trained on.
+    With --suite the questions are those of the given files, which are never trained on.
     """
     _check_suite_options(suite, task, shots, limit)
     # Tasks that are named here count, whatever the policy trains on.

@@ -132,8 +132,8 @@ class Alignment:
                 return await self._adopted(states[0])
         if {side.before for side in vote.rivals} == {before.holding.digest}:
             logger.warning(
-                "step %d is undone: the weights of %s differ, and nothing tells which are right. "
-                "If that goes on, leave one out (pipeline.members)",
+                "step %d is undone: the weights of %s differ, and it is unknown which are right. "
+                "If this continues, leave one out (pipeline.members)",
                 context.iteration + 1, " and ".join(names),
             )  # fmt: skip
             return replace(await self._adopted(await self._unpacked(before)), undone=True)

@@ -332,8 +332,8 @@ class Convener:
         if outcome.resign:
             self._resigned_until_s = now_s + RESIGNED_FOR * settings.barred_s
             logger.error(
-                "most members of pipeline %s came to another plan than we did: is this swarmnode another "
-                "version? The next member convenes",
+                "most members of pipeline %s computed a different plan: is this another version of "
+                "swarmnode? The next member convenes",
                 settings.name,
             )
         for peer, why in outcome.failed.items():
