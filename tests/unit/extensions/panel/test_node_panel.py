@@ -205,7 +205,7 @@ def test_the_panel_says_what_was_given_and_who_said_thanks() -> None:
     once = replace(BUSY, week=WeekContribution(0.5), receipts=ReceiptStats(groups=1, nodes=1))
     text = "\n".join(drawn(once, 120, None))
     assert "this week: 0.5 h, 0 groups given, 0 learnt from" in text
-    assert "1 node learnt from groups of ours, once in all" in text
+    assert "1 node learnt from our groups, once in all" in text
 
 
 def test_a_crowd_with_nasty_names_has_few_words_in_the_panel_and_none_in_the_metrics() -> None:

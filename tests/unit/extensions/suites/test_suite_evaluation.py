@@ -165,7 +165,7 @@ def test_the_command_prints_a_table_or_json(quick_model: Path, tmp_path: Path) -
 def test_options_that_would_be_ignored_are_refused() -> None:
     with pytest.raises(ConfigError, match="cannot be combined"):
         run("--suite", "a.jsonl", "--task", "rev")
-    with pytest.raises(ConfigError, match="about suites"):
+    with pytest.raises(ConfigError, match="apply only to suites"):
         run("--limit", "3")
 
 
