@@ -216,7 +216,7 @@ def test_more_text_than_fits_is_an_error_before_it_is_read(
 @pytest.mark.parametrize("documents", [[], [""], ["abc"], words(2)])
 def test_text_too_short_for_one_micro_batch_is_an_error(documents: list[str]) -> None:
     tokens = sum(len(document) + 1 for document in documents if document)
-    with pytest.raises(ConfigError, match=f"the text has {tokens} tokens.*give more text"):
+    with pytest.raises(ConfigError, match=f"the text has {tokens} tokens.*use more text"):
         source(documents)
 
 
