@@ -69,7 +69,7 @@ def test_three_peers_train_a_policy_that_none_of_them_could_hold(
     assert found["rounds"] == found["saved_round"] == 12
     rewards = [line["reward.own"] for line in first.rounds()]
     assert fmean(rewards[-3:]) > fmean(rewards[:3]) + 0.2, rewards
-    saves = "we hold the data: from here on the whole adapter is saved here"
+    saves = "we hold the data: from now on the whole adapter is saved here"
     assert saves in first.story
     for other in others:
         assert other.summary()["rounds"] == 12

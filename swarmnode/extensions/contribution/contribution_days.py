@@ -174,7 +174,7 @@ class ContributionDays:
             replace_file(self._path, data)
         except OSError as error:
             if not self._failed:
-                logger.warning("hours and energy of this machine cannot be kept: %s; the node goes on", error)
+                logger.warning("cannot save hours and energy of this machine: %s; the node continues", error)
             self._failed = True
 
 

@@ -227,7 +227,7 @@ class Receipts:
         try:
             saved = msgspec.msgpack.decode(data, type=SavedReceipts)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            logger.warning("the thanks of others cannot be read and are forgotten: %s", error)
+            logger.warning("cannot read the receipts of others, going on without them: %s", error)
             return
         self._given.update(list(saved.given.items())[-MAX_TASKS:])
         self._thanked = dict(list(saved.thanked.items())[-MAX_NODES:])

@@ -107,7 +107,7 @@ def build_tiny(
     if target.is_dir():
         if _is_sound(target):
             return target
-        logger.warning("the tiny policy in %s is damaged; it is built anew", target)
+        logger.warning("the tiny policy in %s is damaged; rebuilding it", target)
         discard(target)
     start: Path | None = None
     if recipe.shared_phases:
@@ -284,6 +284,6 @@ def _storage_errors(target: Path) -> Generator[None, None, None]:
         yield
     except (OSError, SafetensorError) as error:
         raise StorageError(
-            f"the tiny policy cannot be written to {target}: {error}",
-            hint="free 5 MB there or give another folder with --home",
+            f"cannot write the tiny policy to {target}: {error}",
+            hint="free 5 MB there or choose another folder with --home",
         ) from error

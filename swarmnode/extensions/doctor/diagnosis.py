@@ -90,8 +90,9 @@ def _swarm(config: Config, paths: Paths) -> str:
     name = config.swarm.name
     admission = admission_to(paths, name)
     if admission is None:
-        return f"{name} is public: whoever names it takes part"
-    return f"{name} is private: who has its key takes part; founded by {memorable_name(admission.founder)}"
+        return f"{name} is public: anyone who names it can take part"
+    founder = memorable_name(admission.founder)
+    return f"{name} is private: anyone with its key can take part; founded by {founder}"
 
 
 def policy_findings(config: Config, paths: Paths) -> Iterator[Finding]:
@@ -175,7 +176,7 @@ def gpu_finding(machine: Machine, card: Card) -> Finding:
     if card.problem:
         return Finding("gpu", "problem", f"{text}; {card.problem}", card.advice)
     if card.gpu is None:
-        return Finding("gpu", "note", f"{text}; not used, as policy.device or CUDA_VISIBLE_DEVICES say")
+        return Finding("gpu", "note", f"{text}; not used, because of policy.device or CUDA_VISIBLE_DEVICES")
     taken = f"; {card.gpu.name} is used" if len(machine.gpus) > 1 else ""
     return Finding("gpu", "ok", text + taken)
 
@@ -244,10 +245,12 @@ def reach_findings(paths: Paths) -> Iterator[Finding]:
     """Yields the verdict of peers on the node that runs here: can others reach it."""
     running = read_running(paths.running)
     if not names("reach"):
-        yield Finding("reach", "note", "without the extension reach nobody here finds out who can reach you")
+        yield Finding(
+            "reach", "note", "without the extension reach, this node cannot find out who can reach it"
+        )
         return
     if running is None:
-        yield Finding("reach", "note", "others try whether they can reach you once a node runs here")
+        yield Finding("reach", "note", "once a node runs here, peers test whether they can reach it")
         return
     status = ask_status(running, paths)
     if isinstance(status, SwarmnodeError):
@@ -275,6 +278,6 @@ def _clock() -> Finding:
     if answer == "yes":
         return Finding("clock", "ok", "synchronized")
     if answer == "no":
-        advice = "switch time synchronization on: timedatectl set-ntp true"
+        advice = "turn on time synchronization: timedatectl set-ntp true"
         return Finding("clock", "note", "not synchronized", advice)
     return Finding("clock", "note", "unknown")

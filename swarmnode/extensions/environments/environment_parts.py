@@ -54,7 +54,7 @@ def parts_of(
     for factory in factories.values():
         if not callable(factory):
             raise TaskError(
-                f"{factory!r:.80} makes no environment",
+                f"{factory!r:.80} does not make an environment",
                 hint="name the class, or a function without arguments",
             )
 
@@ -78,13 +78,13 @@ def parts_of(
 def judge_themselves(parts: EnvironmentParts) -> bool:
     """Returns True if all of these environments give a reward themselves. Makes one instance of each. Raises
     TaskError."""
-    hint = "it gets columns by name and nothing else: environment = lambda: Env(...)."
+    hint = "it gets only columns, by name: environment = lambda: Env(...)."
     made = [called("making an instance", one, hint=hint) for one in parts.factories.values()]
     for one in made:
         if not hasattr(one, "reset"):
             raise TaskError(
-                f"{type(one).__name__} is no environment: it has no reset()",
-                hint="write def reset(self, **columns); what it returns stands at the end of the prompt",
+                f"{type(one).__name__} is not an environment: it has no reset()",
+                hint="write def reset(self, **columns); what it returns is appended to the prompt",
             )
     return bool(made) and all(is_stepwise(one) or hasattr(one, "get_reward") for one in made)
 

@@ -99,7 +99,7 @@ class EnvironmentTask:
         with TASK_LOCK.taken():
             episode = self._episode(example, turns[:-1])
             if episode is None:
-                raise JudgementLost(f"an episode of {self.name} is gone, and cannot be played again")
+                raise JudgementLost(f"an episode of {self.name} is gone and cannot be replayed")
             observed = _heard(episode, turns[-1].said)
             if self.parts.factories:
                 self.live.put(_place(example, turns), observed or (), episode)
@@ -144,7 +144,7 @@ class EnvironmentTask:
             messages = [*before, {**last, "content": last["content"] + episode.opening}]
         if not messages:
             raise TaskError(
-                f"{self.name} asks nothing: reset() of its environment said nothing",
+                f"{self.name} has no question: reset() of its environment returned no text",
                 hint="return the question from reset(), or write examples(seed)",
             )
         tools = [tool.schema for tool in own_tools(episode)]
@@ -158,7 +158,7 @@ class EnvironmentTask:
         if factory is None:
             raise TaskError(
                 f"an example of {self.name} names the environment {name!r:.40}",
-                hint=f"there are {', '.join(self.parts.factories)}",
+                hint=f"choose one of {', '.join(self.parts.factories)}",
             )
         episode = begin(called(f"{self.name}: making", factory), example.columns, self.parts.action)
         if isinstance(episode, ToolEpisode) and self.parts.tools:
@@ -172,8 +172,8 @@ class EnvironmentTask:
         if not messages_of(example.prompt)[-1]["content"].endswith(episode.opening):
             close(episode.environment)
             raise TaskError(
-                f"reset() of the environment of {self.name} says something else each time",
-                hint="let it follow from the example's columns: seed a generator with one of them",
+                f"reset() of the environment of {self.name} returns something different each time",
+                hint="derive it from the example's columns: seed a generator with one of them",
             )
         return episode
 

@@ -252,7 +252,7 @@ def step_result(result: Any) -> tuple[Any, float | None, bool]:
         case _:
             raise TaskError(
                 f"step() of the environment returned {result!r:.80}",
-                hint="return what has observation, reward and done, or (observation, reward, done, info)",
+                hint="return an object with observation, reward, done, or (observation, reward, done, info)",
             )
 
 
@@ -271,7 +271,9 @@ def as_number(value: Any, what: str) -> float | None:
         return None
     number = _scalar(value)
     if not isinstance(number, Real) or not math.isfinite(number):
-        raise TaskError(f"{what} of the environment gave the reward {value!r:.40}", hint="a finite number")
+        raise TaskError(
+            f"{what} of the environment gave the reward {value!r:.40}", hint="return a finite number"
+        )
     return float(number)
 
 

@@ -119,7 +119,7 @@ def _levels(gym: Any, spec: TaskSpec, parameters: Mapping[str, Any]) -> int:
     """Returns the number of levels in the data set's curriculum. Raises TaskError if it has none."""
     if "level" in parameters:
         raise TaskError(
-            f"{spec}: a level is named, and the curriculum moves it", hint="leave out one of both"
+            f"{spec}: a level is named, but the curriculum changes it", hint="leave out one of the two"
         )
     try:
         attributes = gym.factory.create_curriculum(spec.name).attributes
@@ -146,7 +146,7 @@ def _at_level(gym: Any, name: str, level: Any) -> dict[str, Any]:
     """Returns the parameters at a level of the data set's curriculum, counted from 0; levels past the highest
     stand for the highest."""
     if isinstance(level, bool) or not isinstance(level, int) or level < 0:
-        raise ValueError("level is a number from 0")
+        raise ValueError("level must be a number from 0")
     curriculum = gym.factory.create_curriculum(name)
     curriculum.set_global_level(level)
     configuration: object = curriculum.generate_configuration()
@@ -158,7 +158,9 @@ def drawn(entries: Any, index: int, name: str) -> Mapping[str, Any]:
     try:
         return entries[index]
     except Exception as error:
-        raise TaskError(f"reasoning-gym:{name} cannot draw: {error!r}", hint=where(error)) from error
+        raise TaskError(
+            f"reasoning-gym:{name} cannot draw questions: {error!r}", hint=where(error)
+        ) from error
 
 
 def gym_seed(name: str, seed: int) -> int:

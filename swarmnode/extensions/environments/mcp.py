@@ -71,7 +71,7 @@ class McpServer:
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=given
             )
         except OSError as error:
-            hint = "is it installed, and on the PATH of the node?"
+            hint = "check that it is installed and on the PATH of the node"
             raise TaskError(f"{command[0]} cannot be started: {error.strerror}", hint=hint) from error
         atexit.register(self.close)
         client = {"name": "swarmnode", "version": "0"}
@@ -156,7 +156,7 @@ class McpServer:
         return cast(dict[str, Any], message) if isinstance(message, dict) else {}
 
     def _gone(self) -> TaskError:
-        return TaskError(f"{self.name} is not running any more", hint="what does it say when you start it?")
+        return TaskError(f"{self.name} is no longer running", hint="start it by hand to see what it says")
 
 
 def _readable(source: int, timeout_s: float) -> bool:

@@ -114,7 +114,7 @@ def load_taskset(spec: TaskSpec) -> TasksetTask:
     except Exception as error:
         raise TaskError(f"{spec} cannot be loaded: {error}", hint=where(error)) from error
     if not tasks:
-        raise TaskError(f"{spec} has no tasks", hint="look at what its load() yields")
+        raise TaskError(f"{spec} has no tasks", hint="check what its load() yields")
     _require_one_answer(spec, taskset, tasks[0])
     rows = [_row(task, f"{spec} task {number}", vf) for number, task in enumerate(tasks)]
     module = inspect.getmodule(kind)
@@ -138,7 +138,7 @@ def _first_sentence(error: ModuleNotFoundError) -> str:
 def _require_one_answer(spec: TaskSpec, taskset: Any, task: Any) -> None:
     """Raises TaskError for a task that is more than a question and its judge."""
     what = None
-    hint = "tasksets of one question, one answer and a judge of the text can be trained on"
+    hint = "only tasksets with one question, one answer and a judge of the text can be trained on"
     kinds = cast(Any, type(taskset)), cast(Any, type(task))
     if task.NEEDS_CONTAINER:
         what = "needs a container"

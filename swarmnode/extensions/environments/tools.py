@@ -52,7 +52,7 @@ def tool_of(given: object) -> Tool:
     if isinstance(given, Tool):
         return given
     if not callable(given):
-        raise TaskError(f"{given!r:.80} is no tool", hint="list functions: tools = [add, look_up]")
+        raise TaskError(f"{given!r:.80} is not a tool", hint="list functions: tools = [add, look_up]")
     name = getattr(given, "__name__", type(given).__name__)
     return Tool(name, {"type": "function", "function": _described(name, given)}, given)
 
@@ -238,6 +238,6 @@ def _union(schemas: list[dict[str, Any]], nullable: bool) -> dict[str, Any]:
 
 def _refuse(hint: Any, what: str) -> dict[str, Any]:
     raise TaskError(
-        f"{what} is {hint!r:.60}, which no JSON can say",
+        f"{what} is {hint!r:.60}, which JSON cannot express",
         hint="use str, int, float, bool, list[...], dict[str, ...], Literal[...] or a union of them",
     )

@@ -129,8 +129,8 @@ class GenerateEngine(TorchEngine):
     def _check_versions(self, staying: Iterable[DecodePolicy]) -> None:
         for policy in staying:
             raise EngineError(
-                f"a request in flight stays on policy {policy.version}, and here is one policy at a time",
-                hint="let it end or abort it, then update",
+                f"a request in flight stays on policy {policy.version}, but this engine holds only one",
+                hint="let it finish or abort it, then update",
             )
 
     def _pairs(self, update: PolicyUpdate) -> LoraPairs:

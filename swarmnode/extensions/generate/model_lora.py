@@ -103,8 +103,8 @@ def own_model(
         return own, MergedLora(own)
     if device is not None and torch.empty(0, device=device).device != model.device:
         raise EngineError(
-            f"a quantized model is sampled from where it lies: on {model.device}, not {device}",
-            hint="load it onto the device it is to be used on",
+            f"a quantized model must be sampled from on its own device: on {model.device}, not {device}",
+            hint="load it onto the device you want to use",
         )
     own = _sharing(model)
     return own, AddedLora(own)

@@ -19,7 +19,7 @@ app = typer.Typer(help="Show, back up and restore the key that this node is know
 
 @app.command()
 def show(policy: Policy = 0, home: Home = None, json: Json = False) -> None:
-    """Print peer id and name; the key is made at the first call."""
+    """Print peer id and name; the key is made on first use."""
     path = resolve_paths(home).policy(policy).identity
     key = load_or_create(path)
     found = {"peer_id": key.peer_id, "name": key.name, "path": str(path)}
@@ -28,7 +28,7 @@ def show(policy: Policy = 0, home: Home = None, json: Json = False) -> None:
 
 @app.command()
 def export(policy: Policy = 0, home: Home = None, json: Json = False) -> None:
-    """Print the key as one line. Whoever has that line is this node: keep it secret."""
+    """Print the key as one line. Anyone who has it can act as this node: keep it secret."""
     line = export_key(resolve_paths(home).policy(policy).identity)
     tell(json, {"key": line}, [line])
 
@@ -39,13 +39,13 @@ def import_(
         str, typer.Argument(metavar="FILE", help="File with the exported line, or - for stdin.")
     ],
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace the present key; it is kept as a backup.")
+        bool, typer.Option("--overwrite", help="Replace the current key; it is kept as a backup.")
     ] = False,
     policy: Policy = 0,
     home: Home = None,
     json: Json = False,
 ) -> None:
-    """Install an exported key. A node must not be running on the present one."""
+    """Install an exported key. No node may be running on the current one."""
     path = resolve_paths(home).policy(policy).identity
     with IdentityLock(path):
         key = import_key(_read(source), path, overwrite=overwrite)

@@ -223,7 +223,7 @@ class HttpJudge:
         try:
             said = msgspec.json.decode(reply, type=_ChatReply).choices[0].message.content
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, IndexError) as error:
-            raise Unanswered(f"no chat completion: {error}") from None
+            raise Unanswered(f"not a chat completion: {error}") from None
         found = [match[1] for match in re.finditer(self.config.read, said) if match[1] is not None]
         if not found:
             raise Unanswered(f"no number in: {self._shown(said)}")
@@ -327,7 +327,7 @@ class HttpJudge:
         except (OSError, HTTPException):
             said = ""
         return TaskError(
-            f"the judge at {self._shown_url} refuses with status {error.code}: {self._shown(said)}",
+            f"the judge at {self._shown_url} refused it with status {error.code}: {self._shown(said)}",
             hint="see tasks.judge.url, .model and .key_env",
         )
 
@@ -341,7 +341,7 @@ class HttpJudge:
             )
         if not _KEY.fullmatch(key):
             raise TaskError(
-                f"{name} holds no key of the judge: it has spaces, line breaks or signs beyond ASCII",
+                f"{name} does not hold a valid key: it has spaces, line breaks or non-ASCII characters",
                 hint="put the key and nothing else there",
             )
         return key
@@ -380,7 +380,7 @@ def filled_in(template: str, words: Mapping[str, str]) -> str:
         if match[1] not in words:
             raise TaskError(
                 f"tasks.judge.prompt names {{{match[1]}}}, which the example does not have",
-                hint=f"there are {', '.join(sorted(words))}",
+                hint=f"available are {', '.join(sorted(words))}",
             )
         return words[match[1]]
 

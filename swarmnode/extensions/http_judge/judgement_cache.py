@@ -83,5 +83,5 @@ class JudgementCache:
     def _do_without(self, error: Exception) -> None:
         first = self._without_until == -math.inf
         level = logging.WARNING if first else logging.DEBUG
-        logger.log(level, "what judges say is not kept for now: %s: %s", self._path, error)
+        logger.log(level, "judgements are not cached for now: %s: %s", self._path, error)
         self._without_until = self._clock() + AGAIN_S

@@ -32,7 +32,7 @@ app = typer.Typer(
 JudgedBy = Annotated[
     list[str] | None,
     typer.Option(
-        "--task", help="Judge the answers to this task, too; as `join --task` takes it; may be repeated."
+        "--task", help="Also judge the answers to this task, named as for `join --task`; may be repeated."
     ),
 ]
 LEFT_OUT_SHOWN = 10
@@ -41,7 +41,9 @@ LEFT_OUT_SHOWN = 10
 
 @app.command()
 def show(
-    file: Annotated[Path | None, typer.Argument(help="A library; without one, that of this home.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="A library file; by default, the library of this home.")
+    ] = None,
     task: JudgedBy = None,
     policy: Policy = 0,
     home: Home = None,
@@ -50,8 +52,8 @@ def show(
 ) -> None:
     """Verify each row of a library, and say what is in it: tasks, authors, and with --task what is right.
 
-    Verified means: the author signed just these answers to just this example. With --task the example is
-    drawn again and the answers are judged, as a node does before it learns from them.
+    Verified means that the author signed exactly these answers to exactly this example. With --task the
+    example is drawn again and the answers are judged, as a node does before it learns from them.
     """
     paths = resolve_paths(home).policy(policy)
     path = _of_home(paths.library) if file is None else _existing(file)
@@ -71,7 +73,7 @@ def export(
 ) -> None:
     """Write this home's library to a new file, without rows that are damaged. A node may be running."""
     if file.exists():
-        raise StorageError(f"{file} exists already", hint="name a file that does not")
+        raise StorageError(f"{file} exists already", hint="name a file that does not exist yet")
     report = copy_verified(_of_home(resolve_paths(home).policy(policy).library), file)
     told = f"wrote {report.rows} groups of {len(report.authors)} authors to {file}"
     tell(json, report.as_json(), [told])
@@ -80,7 +82,7 @@ def export(
 
 @app.command("import")
 def import_(
-    file: Annotated[Path, typer.Argument(help="A library, as `export` wrote it.")],
+    file: Annotated[Path, typer.Argument(help="A library file, as written by `export`.")],
     policy: Policy = 0,
     home: Home = None,
     json: Json = False,
@@ -94,10 +96,10 @@ def import_(
         report = add_verified(_existing(file), paths.library)
     if not report.rows:
         _print_damaged(report)
-        raise StorageError(f"{file} has no group that could be verified", hint="nothing was taken")
-    known = f", {report.known} were there already" if report.known else ""
-    full = f", {report.no_room} did not fit any more" if report.no_room else ""
-    told = [f"took {report.taken} of {report.rows + report.damaged_rows} groups{known}{full}"]
+        raise StorageError(f"{file} has no group that could be verified", hint="nothing was imported")
+    known = f", {report.known} were already there" if report.known else ""
+    full = f", {report.no_room} did not fit" if report.no_room else ""
+    told = [f"imported {report.taken} of {report.rows + report.damaged_rows} groups{known}{full}"]
     if report.taken:
         told.append("`swarmnode join` judges them at its start and learns from what is right")
     counts = {"taken": report.taken, "known": report.known, "no_room": report.no_room}
@@ -126,18 +128,18 @@ def _lines(path: Path, report: LibraryReport, *, judged: bool) -> Iterator[str]:
         right = report.right.get((task, version))
         told = "" if right is None else f", {right} answers with a reward above 0"
         if judged and right is None:
-            told = ", not judged: --task names another version, or none of it"
+            told = ", not judged: --task names another version, or not this task"
         yield printable(f"  {task} {version}: {count} groups{told}")
     for author, count in sorted(report.authors.items(), key=lambda one: -one[1])[:LEFT_OUT_SHOWN]:
         yield printable(f"  by {memorable_name(author)} ({author}): {count} groups")
     if len(report.authors) > LEFT_OUT_SHOWN:
-        yield f"  and {len(report.authors) - LEFT_OUT_SHOWN} authors more"
+        yield f"  and {len(report.authors) - LEFT_OUT_SHOWN} more authors"
     if report.refused:
-        yield "  judged and of no use: " + ", ".join(f"{k} {n}" for k, n in report.refused.items())
+        yield "  judged but of no use: " + ", ".join(f"{k} {n}" for k, n in report.refused.items())
 
 
 def _print_damaged(report: LibraryReport) -> None:
     for line in report.damaged[:LEFT_OUT_SHOWN]:
         typer.echo(printable(f"left out: {line}"), err=True)
     if report.damaged_rows > LEFT_OUT_SHOWN:
-        typer.echo(f"and {report.damaged_rows - LEFT_OUT_SHOWN} damaged rows more", err=True)
+        typer.echo(f"and {report.damaged_rows - LEFT_OUT_SHOWN} more damaged rows", err=True)

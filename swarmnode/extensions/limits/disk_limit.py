@@ -33,7 +33,7 @@ def make_room(paths: Paths, most_bytes: float, running: str) -> str:
             step(run)
             size = home_bytes(paths)
     if size < before:
-        logger.info("limits.disk_gb: %s of old checkpoints and rollouts went", size_text(before - size))
+        logger.info("limits.disk_gb: freed %s (old checkpoints and rollouts)", size_text(before - size))
     return "" if size <= most_bytes else f"its home takes {size_text(size)} of {size_text(most_bytes)}"
 
 

@@ -31,7 +31,7 @@ LOOKS_A_MINUTE = 12
 DISK = "disk"
 """Name of the hold of limits.disk_gb."""
 
-DISK_HINT = "set more (--max-disk), or remove a run: `swarmnode runs` lists them with their sizes"
+DISK_HINT = "raise the limit (--max-disk), or remove a run: `swarmnode runs` lists them with their sizes"
 
 LONGEST_LOOK_S = 20.0
 """Longest wait for a look under way when the node ends."""
@@ -68,7 +68,7 @@ def trouble_with_disk(source: NodeSource) -> str:
 def guard_machine(source: NodeSource) -> Generator[None]:
     """Looks after the machine while the block runs. Raises StorageError where the home is too large."""
     if wrong := trouble_with_disk(source):
-        raise StorageError(f"{wrong}, and nothing is left that may go by itself", hint=DISK_HINT)
+        raise StorageError(f"{wrong}, and nothing is left to delete automatically", hint=DISK_HINT)
     ended, notify = threading.Event(), source.config.node.notify.get_secret_value()
 
     def keep_looking() -> None:
@@ -89,7 +89,7 @@ def guard_machine(source: NodeSource) -> Generator[None]:
                 watch.let_go()
                 if not failing:
                     logger.exception(
-                        "cannot look after this machine: until it works, nothing holds rounds back"
+                        "cannot monitor this machine: until this works, nothing holds rounds back"
                     )
                 failing = True
             if ended.wait(LOOK_S):

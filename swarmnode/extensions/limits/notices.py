@@ -73,4 +73,4 @@ def _posted(url: str, words: str) -> str:
         status, _ = fetch(page, f"{parts.path or '/'}{query}", {"text": words})
     except (OSError, HTTPException, ValueError):  # ValueError: a name of a host that cannot be one.
         return UNREACHED
-    return "" if 200 <= status < 300 else f"the webhook answers {status}"
+    return "" if 200 <= status < 300 else f"the webhook answered {status}"

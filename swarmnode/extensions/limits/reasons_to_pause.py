@@ -90,4 +90,4 @@ def _too_hot(limit: float | None, found: float | None, is_held: bool) -> str:
         return ""
     below = limit - COOLER_C
     hot = found > (below if is_held else limit)
-    return f"{found:.0f} \u00b0C, goes on below {below:.0f}" if hot else ""
+    return f"{found:.0f} \u00b0C, resumes below {below:.0f}" if hot else ""

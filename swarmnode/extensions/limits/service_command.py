@@ -23,7 +23,7 @@ from swarmnode.extensions.limits.service_texts import Started, user_unit
 from swarmnode.machine.storage import builtin_folder, replace_file
 from swarmnode.settings.config_layers import ENV_PREFIX
 
-app = typer.Typer(help="Have the system start a node at boot.", no_args_is_help=True)
+app = typer.Typer(help="Make the system start a node at boot.", no_args_is_help=True)
 
 SYSTEMCTL_TIMEOUT_S = 30.0
 
@@ -32,20 +32,20 @@ LINGER = "`loginctl enable-linger` keeps it running while nobody is logged in"
 
 @app.callback()
 def service() -> None:
-    """Have the system start a node at boot."""
+    """Make the system start a node at boot."""
 
 
 @app.command()
 def install(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- OPTIONS", help="Behind --: what `join` is to be called with."),
+        typer.Argument(metavar="-- OPTIONS", help="After --: the arguments for `join`."),
     ] = None,
     kind: Annotated[
         str,
         typer.Option("--for", metavar="SYSTEM", help="user (systemd) or system (systemd)."),
     ] = "user",
-    print_: Annotated[bool, typer.Option("--print", help="Print the text and change nothing.")] = False,
+    print_: Annotated[bool, typer.Option("--print", help="Print the unit file and change nothing.")] = False,
     json: Json = False,
 ) -> None:
     """Start a node now and whenever this machine boots.
@@ -55,13 +55,13 @@ def install(
     swarmnode service install --for system --print
     """
     if kind not in ("user", "system"):
-        raise ConfigError(f"--for {kind}: no such system", hint="there are user, system")
+        raise ConfigError(f"--for {kind}: no such system", hint="choose user or system")
     text = _packaged(arguments) if kind == "system" else user_unit(started_with(arguments or ()))
     if print_:
         tell(json, {"for": kind, "text": text}, [text.rstrip("\n")])
         return
     if kind != "user":
-        raise ConfigError(f"--for {kind} is installed by hand", hint=f"see it by `--for {kind} --print`")
+        raise ConfigError(f"--for {kind} is installed by hand", hint=f"print it with `--for {kind} --print`")
     unit = Path.home() / ".config" / "systemd" / "user" / "swarmnode.service"
     before = unit.read_text().partition("ExecStart=")[2].partition("\n")[0] if unit.exists() else ""
     try:
@@ -70,7 +70,7 @@ def install(
         raise StorageError(f"cannot write {unit}: {error.strerror}", hint="see --print") from error
     for command in (("daemon-reload",), ("enable", "swarmnode"), ("restart", "swarmnode")):
         _systemctl(*command)
-    lines = [f"{unit} is written, and the node runs: `systemctl --user status swarmnode`", LINGER]
+    lines = [f"{unit} is written, and the node is running: `systemctl --user status swarmnode`", LINGER]
     if before and before not in text:
         lines.append(f"it replaces the service that ran {before}")
     tell(json, {"for": kind, "text": text, "path": str(unit)}, lines)
@@ -100,9 +100,7 @@ def started_with(arguments: Sequence[str]) -> Started:
 
 def _packaged(arguments: Sequence[str] | None) -> str:
     if arguments:
-        raise ConfigError(
-            "a unit for all of a machine has its settings in the environment", hint="see --print"
-        )
+        raise ConfigError("a system-wide unit takes its settings from the environment", hint="see --print")
     return (builtin_folder("docker") / "swarmnode.service").read_text()
 
 
@@ -116,7 +114,9 @@ def _read(arguments: Sequence[str]) -> dict[str, Any]:
 def _systemctl(*command: str) -> None:
     program, words = shutil.which("systemctl"), " ".join(command)
     if program is None:
-        raise SwarmnodeError("there is no systemctl here", hint="copy what --print shows to where units are")
+        raise SwarmnodeError(
+            "there is no systemctl here", hint="copy the output of --print to the folder of units"
+        )
     try:
         done = subprocess.run(
             (program, "--user", *command),
@@ -130,5 +130,5 @@ def _systemctl(*command: str) -> None:
     if done.returncode:
         said = done.stderr.strip().splitlines()[-1:] or [f"it ended with {done.returncode}"]
         raise SwarmnodeError(
-            f"systemctl --user {words}: {said[0]}", hint="the unit is written; see it by --print"
+            f"systemctl --user {words}: {said[0]}", hint="the unit is written; show it with --print"
         )

@@ -86,7 +86,7 @@ class AccessGuard:
         if method not in ("GET", "HEAD", "POST"):
             return 405, "GET or POST"
         if "Transfer-Encoding" in headers:
-            return 413, "a request says how many bytes it has"
+            return 413, "a request must state its Content-Length"
         has_token = equal(headers.get(TOKEN_HEADER, ""), self._token)
         if self._password and not has_token and not equal(_password_of(headers), self._password):
             return 401, "the password is node.http_password; any user name will do"
@@ -102,12 +102,12 @@ def refused_unread(
     another site, or longer than this. None: it is not."""
     hosts = headers.getlist("Host")
     if len(hosts) != 1 or not asks_for_us(hosts[0], bound, own_name):
-        return 421, "ask for this machine by its address or as localhost"
+        return 421, "address this machine by its IP address or as localhost"
     if not _is_from_here(headers, hosts[0], method, path):
-        return 403, "this answers no other site"
+        return 403, "requests from other sites are refused"
     length = headers.get("Content-Length", "0")
     if not (length.isascii() and length.isdecimal() and len(length) < 9 and int(length) <= most_bytes):
-        return 413, f"a request has {most_bytes} bytes of content or less"
+        return 413, f"a request may have at most {most_bytes} bytes of content"
     return None
 
 

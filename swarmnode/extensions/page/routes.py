@@ -98,7 +98,7 @@ class PageRoutes:
     async def _rollouts_of(self, request: HttpRequest) -> Response:
         asked = request.query_params.get("round")
         if asked is not None and not (asked.isascii() and asked.isdecimal() and len(asked) < 16):
-            return PlainTextResponse("round is a whole number\n", 400)
+            return PlainTextResponse("round must be a whole number\n", 400)
         wanted = None if asked is None else int(asked)
         return _json(self._rollouts.at(wanted))
 

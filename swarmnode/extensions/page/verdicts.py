@@ -90,12 +90,14 @@ def helping(status: NodeStatus) -> PageVerdict:
     authors = len(status.exchange.trained)
     who = f"{peers} {'peer' if peers == 1 else 'peers'}, learnt from {authors}"
     if status.network.state == "off":
-        return PageVerdict("open", "alone", "this node takes part in no swarm")
+        return PageVerdict("open", "alone", "this node does not take part in a swarm")
     if not peers and not authors:
         return PageVerdict("warn", "nobody yet", status.network.reach.text)
     if training.waiting:
         one = training.waiting == 1
-        who += f"; {training.waiting} {'waits until its' if one else 'wait until their'} answers go our way"
+        who += (
+            f"; {training.waiting} {'waits until its' if one else 'wait until their'} answers agree with ours"
+        )
     if training.teaching:
         tone: Tone = "good" if training.book_foreign else "open"
         return PageVerdict(tone, f"{training.teaching} may teach", who)
@@ -116,7 +118,7 @@ def pace(status: NodeStatus) -> PageVerdict:
     if speed.tokens_per_s is not None:
         told += f", {speed.tokens_per_s:,.0f} tokens/s"
     if not total:
-        return PageVerdict("open", status.phase.name, told or "no round is done")
+        return PageVerdict("open", status.phase.name, told or "no round is done yet")
     slowest = max(seconds, key=lambda name: seconds[name])
     return PageVerdict("open", f"{slowest} {seconds[slowest] / total:.0%}", told)
 
@@ -142,7 +144,7 @@ def sampler(status: NodeStatus, rounds: Sequence[RoundRewards]) -> PageVerdict:
             "open", "not measured", "no token of the newest policy version was in the last round"
         )
     early = [one.engine_gap for one in rounds if one.engine_gap is not None][:FIRST_ROUNDS]
-    told = f"{nats(gap)} apart on a token, mean"
+    told = f"mean difference of {nats(gap)} per token"
     at_first = fmean(early) if early else gap
     if gap > AGREE_NATS and gap > GROWN * at_first and status.progress.policy_version > FIRST_ROUNDS:
         return PageVerdict(
@@ -154,7 +156,7 @@ def sampler(status: NodeStatus, rounds: Sequence[RoundRewards]) -> PageVerdict:
         return PageVerdict(
             "bad",
             "sampler and trainer disagree",
-            f"SamplerDisagrees: {told}: it is another policy, or another arithmetic",
+            f"SamplerDisagrees: {told}: it uses a different policy or different arithmetic",
         )
     if gap > AGREE_NATS:
         return PageVerdict("warn", "sampler and trainer differ", told)

@@ -33,22 +33,22 @@ def pause(
     home: Home = None,
     json: Json = False,
 ) -> None:
-    """Begin no round behind the one that runs. The node saves, stays in its swarm and gives what it has."""
+    """Pause after the current round. The node saves, stays in its swarm and still serves what it has."""
     _ask(home, json, "pause", None if duration is None else seconds_of(duration))
 
 
 def resume(home: Home = None, json: Json = False) -> None:
-    """Go on after a pause."""
+    """Continue after a pause."""
     _ask(home, json, "resume")
 
 
 def finish(home: Home = None, json: Json = False) -> None:
-    """End the run when the round that runs is done, with a checkpoint."""
+    """End the run after the current round, with a checkpoint."""
     _ask(home, json, "finish")
 
 
 def stop(home: Home = None, json: Json = False) -> None:
-    """End the run now, with a checkpoint; unfinished answers are part of it."""
+    """End the run now, with a checkpoint that includes unfinished answers."""
     _ask(home, json, "stop")
 
 
@@ -61,7 +61,7 @@ def seconds_of(duration: str) -> float:
     found = DURATION.fullmatch(duration)
     seconds = 0.0 if found is None else float(found[1]) * SECONDS[found[2]]
     if not 0 < seconds <= LONGEST_PAUSE_S:
-        raise ConfigError(f"{duration!r} is no duration", hint="write 90s, 30m, 2h or 1d, at most 366d")
+        raise ConfigError(f"{duration!r} is not a duration", hint="write 90s, 30m, 2h or 1d, at most 366d")
     return seconds
 
 

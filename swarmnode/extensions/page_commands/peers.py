@@ -20,10 +20,10 @@ DISTANCES = {
 
 
 def peers(policy: Policy = 0, home: Home = None, json: Json = False) -> None:
-    """List whoever is connected or gave something: groups that were accepted, what was dropped by a fault of
-    theirs, groups learnt from, and their reputation (100 at most, below 20 banned). A newcomer is who gave
-    little or is doubted, and has less of our time; from who gave nothing of use it is not fetched for a while
-    (paused), and slow is whose last group was long in coming. Below: why what they sent was not used."""
+    """List the peers that are connected or gave something: groups accepted, groups dropped through their
+    fault, groups learnt from, and their reputation (100 at most, below 20 banned). A newcomer gave little or
+    is in doubt, and gets less of our time; a paused peer gave nothing useful, so nothing is fetched from it
+    for a while; a slow peer took long to send its last group. Below: why groups they sent were not used."""
     paths = resolve_paths(home)
     running_nodes(paths)
     if (note := read_running(paths.policy(policy).running)) is None:

@@ -221,12 +221,12 @@ def _library(library: LibraryStatus) -> str:
 
 def _help(stats: HelpStats) -> str:
     others = f"{stats.answered} groups announced again and {stats.tried} examples tried for them"
-    return f"asked others {stats.asked} times, were asked {stats.heard} times: {others}"
+    return f"asked others {stats.asked} times, was asked {stats.heard} times: {others}"
 
 
 def _health(health: HealthStats) -> str:
     tried = health.reached + health.out_of_reach
-    reach = f", {health.reached} of {tried} in reach" if tried else ""
+    reach = f", {health.reached} of {tried} reachable" if tried else ""
     return (
         f"{health.nodes} other nodes heard{reach}, {shown(health.headers_per_s, '.1f')} headers/s"
         + _nodes_of("; on", health.tasks, health.different_tasks)
@@ -244,7 +244,7 @@ def _nodes_of(what: str, names: Sequence[NodesOf], different: int) -> str:
 def _thanked(receipts: ReceiptStats) -> str:
     nodes = "1 node" if receipts.nodes == 1 else f"{receipts.nodes} nodes"
     times = "once" if receipts.groups == 1 else f"{receipts.groups:,} times"
-    return f"{nodes} learnt from groups of ours, {times} in all"
+    return f"{nodes} learnt from our groups, {times} in all"
 
 
 def _progress(status: NodeStatus, width: int) -> RenderableType:
@@ -267,7 +267,7 @@ def _trained_on(training: TrainReport) -> str:
         )
     return (
         f"{training.own_groups} own + {training.external_groups} external groups; "
-        f"{training.zero_advantage_own} own ones had equal rewards{_teachers(training)}"
+        f"{training.zero_advantage_own} own groups had equal rewards{_teachers(training)}"
     )
 
 
@@ -288,7 +288,7 @@ def _mended(training: TrainReport) -> str:
 
 def _pipeline(pipeline: PipelineStatus) -> str:
     if pipeline.stage is None or pipeline.end_layer is None:
-        return f"{pipeline.name}, {pipeline.members} members, no stage for us yet"
+        return f"{pipeline.name}, {pipeline.members} members, no stage assigned yet"
     # Only members that start micro-batches know when the others are done.
     took = ", " if pipeline.iteration_s is None else f" took {pipeline.iteration_s:.2f} s, "
     return (
@@ -313,7 +313,9 @@ def _generation(status: NodeStatus) -> str:
 def _network(status: NodeStatus, now: float) -> str:
     network = status.network
     restarts = f", restarted {network.restarts} times" if network.restarts else ""
-    replaced = f", replaced {network.memory_restarts} times for its size" if network.memory_restarts else ""
+    replaced = (
+        f", replaced {network.memory_restarts} times for its memory use" if network.memory_restarts else ""
+    )
     story = f": {network.detail}" if network.detail else ""
     since = f" for {age(now - network.since)}" if network.since else ""
     return f"{network.peers} peers, {network.state}{since}{restarts}{replaced}{story}"

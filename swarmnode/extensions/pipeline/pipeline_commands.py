@@ -57,7 +57,7 @@ def plan(
     Exits with 1 when the plan breaks a rule.
     """
     if seconds is not None and steps is not None:
-        raise ConfigError("--seconds and --steps contradict each other", hint="give one of them")
+        raise ConfigError("--seconds and --steps cannot be combined", hint="use one of them")
     if out is not None and not out.absolute().parent.is_dir():
         # Refused before the search, not after it.
         raise StorageError(f"there is no folder for {out}", hint="create it, or name another file")

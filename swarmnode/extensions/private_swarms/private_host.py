@@ -168,7 +168,7 @@ class PrivateHost:
                 return await opened(stream, key, protocol, self.peer_id)
         except TimeoutError as error:
             stream.close()
-            raise RequestTimeout(f"{peer_id} did not take the stream within {timeout_s:g} s") from error
+            raise RequestTimeout(f"{peer_id} did not accept the stream within {timeout_s:g} s") from error
         except BaseException:
             stream.close()
             raise
@@ -202,7 +202,7 @@ class PrivateHost:
                     await self._move()
                 await self._look()
             except NetworkError as error:
-                logger.debug("could not look who is connected: %s", error)
+                logger.debug("could not list the connected peers: %s", error)
             await asyncio.sleep(LOOK_S)
 
     # ---- who is a member ----
@@ -235,7 +235,7 @@ class PrivateHost:
             await self._inner.disconnect(peer, barred_s=REMOVED_S)
         for peer, seen_s in tuple(self._seen_s.items()):
             if now_s - seen_s > self._prove_s and now_s > self._follow_by_s:
-                logger.debug("disconnecting %s: it does not prove the key of the swarm", peer)
+                logger.debug("disconnecting %s: it did not prove that it has the key of the swarm", peer)
                 await self._inner.disconnect(peer, barred_s=STRANGER_S)
         to_greet = sorted(self._seen_s, key=lambda peer: self._seen_s[peer], reverse=True)[:GREETED_AT_ONCE]
         if now_s - self._asked_s >= NEWS_EVERY_S:
@@ -269,11 +269,11 @@ class PrivateHost:
             self._swarm.hear(msgspec.msgpack.decode(answer, type=SwarmUpdate))
         except PeerUnreachable as error:
             raise PeerUnreachable(
-                f"{peer_id} was reached, but does not know our key of the private swarm {self._swarm.name}",
+                f"{peer_id} was reached, but does not know our key for the private swarm {self._swarm.name}",
                 hint="it is in another swarm, or our invitation is mistyped or too old: ask for a new one",
             ) from error
         except (Rejected, msgspec.MsgspecError) as error:
-            raise PeerUnreachable(f"{peer_id} hands on a list that is none: {error}") from error
+            raise PeerUnreachable(f"{peer_id} handed on an invalid list: {error}") from error
 
     async def _serve_greetings(self) -> None:
         """Serves greetings under the valid key and earlier ones, which members that were away still use."""
@@ -345,7 +345,7 @@ class PrivateHost:
         try:
             data = key.open(message.data, "gossip", topic, message.sender)
         except Rejected as error:
-            logger.debug("gossip of %s: %s", message.sender, error)
+            logger.debug("bad gossip from %s: %s", message.sender, error)
             return None
         self._has_proved(message.sender, key)
         return Message(topic, message.sender, data)
@@ -362,7 +362,7 @@ class PrivateHost:
                 self._has_proved(peer_id, key)
                 response = await served.handler(peer_id, request)
             except Rejected as error:
-                logger.debug("a request of %s was not answered: %s", peer_id, error)
+                logger.debug("a request from %s was not answered: %s", peer_id, error)
                 return b""
             return key.seal(response, "response", protocol, peer_id, self.peer_id, sealed[:NONCE_BYTES])
 
@@ -386,7 +386,7 @@ class PrivateHost:
             # The nonce of the request is the challenge: no response to another one opens here.
             response = key.open(answer, "response", protocol, self.peer_id, peer_id, sealed[:NONCE_BYTES])
         except Rejected as error:
-            raise PeerUnreachable(f"{peer_id} did not answer as a member does") from error
+            raise PeerUnreachable(f"{peer_id} did not answer like a member") from error
         self._has_proved(peer_id, key)
         return response
 
@@ -400,7 +400,7 @@ class PrivateHost:
                 if not self._is_member(stream.peer_id):
                     await self._greet(stream.peer_id, GREET_S)
             except (TimeoutError, RequestTimeout) as error:
-                raise PeerUnreachable("the stream was opened and nothing came") from error
+                raise PeerUnreachable("the stream was opened but nothing arrived") from error
             await handler(sealed)
 
         await self._inner.serve_streams(key.name("protocol", protocol), accept)

@@ -74,7 +74,7 @@ class PrivateSwarm:
         try:
             self._set(load(self._path))
         except NetworkError as error:
-            logger.error("%s; going on with what was read at the start", error)
+            logger.error("%s; continuing with what was read at the start", error)
 
     def news_for(self, peer_id: str, held: SwarmKey, version: int) -> SwarmUpdate | None:
         """Returns the update for a peer that has proved this key. None: it gets no answer at all."""
@@ -99,7 +99,7 @@ class PrivateSwarm:
             save(record, self._path)
             self._changed_at = _changed_at(self._path)
         except StorageError as error:
-            logger.warning("%s; after a restart it is asked for again", error)
+            logger.warning("%s; it will be requested again after a restart", error)
         logger.info(
             "private swarm %s: list %d of its founder%s", self.name, self.version, ", a new key" * moved
         )
@@ -133,9 +133,7 @@ class MetMembers:
             try:
                 replace_file(self._path, msgspec.json.encode(self.last_s), mode=0o600)
             except OSError as error:
-                logger.warning(
-                    "the members that were met cannot be kept in %s: %s", self._path, error.strerror
-                )
+                logger.warning("cannot save the members that were met in %s: %s", self._path, error.strerror)
 
 
 def read_met(path: Path) -> dict[str, float]:

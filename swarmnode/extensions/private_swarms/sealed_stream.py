@@ -105,16 +105,16 @@ class SealedStream:
         if self._announced_bytes is None:
             self._announced_bytes = int.from_bytes(await self._stream.receive(_LENGTH_BYTES), "big")
         if not TAG_BYTES < self._announced_bytes <= RECORD_BYTES + TAG_BYTES:
-            self._break("a record has no such length")
+            self._break("a record has an invalid length")
         record = await self._stream.receive(self._announced_bytes)
         nonce = self._received.to_bytes(NONCE_BYTES, "big")
         try:
             self._opened += self._receiving.decrypt(nonce, record, None)
         except InvalidTag:
-            self._break("a record does not open")
+            self._break("a record cannot be decrypted")
         self._received += 1
         self._announced_bytes = None
 
     def _break(self, why: str) -> NoReturn:
         self._stream.close()
-        raise PeerUnreachable(f"the stream with {self.peer_id} is not sealed as it should be: {why}")
+        raise PeerUnreachable(f"the stream with {self.peer_id} is not sealed correctly: {why}")

@@ -29,10 +29,10 @@ from swarmnode.node.building.node_process import read_running
 from swarmnode.node.showing.figures import age
 from swarmnode.settings.config_layers import load_config
 
-app = typer.Typer(help="Found and keep a private swarm.", no_args_is_help=True)
+app = typer.Typer(help="Create and manage a private swarm.", no_args_is_help=True)
 
 Swarm = Annotated[
-    str | None, typer.Option("--swarm", help="Which private swarm, where this home is in several.")
+    str | None, typer.Option("--swarm", help="Which private swarm, if this home is in several.")
 ]
 Seeds = Annotated[
     list[str] | None,
@@ -45,23 +45,23 @@ def create(
     name: Annotated[str, typer.Argument(help="Name of the swarm.")],
     private: Annotated[
         bool,
-        typer.Option("--private", help="Only invited nodes can take part; a public one needs no command."),
+        typer.Option("--private", help="Only invited nodes can take part; a public swarm needs no command."),
     ] = False,
     seed: Seeds = None,
     home: Home = None,
     json: Json = False,
 ) -> None:
-    """Found a private swarm: make its key, and print the invitation, which holds it."""
+    """Create a private swarm: make its key, and print an invitation that holds it."""
     load_config(environ={}, flags={"swarm.name": name})
     if not private:
         raise ConfigError(
-            "a public swarm is there as soon as somebody joins it",
+            "a public swarm exists as soon as somebody joins it",
             hint=f"swarmnode join --swarm {name}, or create it with --private",
         )
     paths = resolve_paths(home)
     if record_of(paths.swarms, name) is not None:
         raise ConfigError(
-            f"this home is in a private swarm {name} already", hint=f"swarmnode swarm invite --swarm {name}"
+            f"this home is already in a private swarm {name}", hint=f"swarmnode swarm invite --swarm {name}"
         )
     record = founded(name, load_or_create(paths.identity), seed or ())
     save(record, file_of(paths.swarms, name))
@@ -70,14 +70,14 @@ def create(
 
 @app.command()
 def invite(swarm: Swarm = None, seed: Seeds = None, home: Home = None, json: Json = False) -> None:
-    """Print an invitation, with the addresses of the node that runs here. Whoever has it can take part."""
+    """Print an invitation, with the addresses of the node that runs here. Anyone who has it can take part."""
     paths = resolve_paths(home)
     _print_invitation(_record(paths, swarm), paths, seed or (), json)
 
 
 @app.command()
 def members(swarm: Swarm = None, home: Home = None, json: Json = False) -> None:
-    """List who was met, who is handed the next key, who may publish, and who was removed."""
+    """List the members met, who gets the next key, who may publish, and who was removed."""
     paths = resolve_paths(home)
     record = _record(paths, swarm)
     manifest, met = record.manifest, _met(paths, record.name)
@@ -114,7 +114,7 @@ def remove(
     home: Home = None,
     json: Json = False,
 ) -> None:
-    """Remove members: they are disconnected, and everybody else is handed a new key. Founder only."""
+    """Remove members: they are disconnected, and all others get a new key. Founder only."""
     record = _change(resolve_paths(home), swarm, remove=peers, new_key=True)
     tell(json, _changed(record), [f"removed; {_told(record)}"])
 
@@ -124,12 +124,12 @@ def rotate(
     swarm: Swarm = None,
     only: Annotated[
         list[str] | None,
-        typer.Option("--only", metavar="PEER", help="Hand it to these members alone; may be repeated."),
+        typer.Option("--only", metavar="PEER", help="Give it only to these members; may be repeated."),
     ] = None,
     home: Home = None,
     json: Json = False,
 ) -> None:
-    """Make a new key and hand it to every member; invitations from before end. Founder only."""
+    """Make a new key and give it to every member; earlier invitations no longer work. Founder only."""
     record = _change(resolve_paths(home), swarm, only=only or (), new_key=True)
     tell(json, _changed(record), [_told(record)])
 
@@ -137,22 +137,22 @@ def rotate(
 @app.command()
 def publishers(
     peers: Annotated[
-        list[str] | None, typer.Argument(metavar="PEER", help="Peer ids. None: whoever has the key.")
+        list[str] | None, typer.Argument(metavar="PEER", help="Peer ids. None: anyone with the key.")
     ] = None,
     swarm: Swarm = None,
     home: Home = None,
     json: Json = False,
 ) -> None:
-    """Say whose groups the members train on. Founder only."""
+    """Set whose groups the members train on. Founder only."""
     record = _change(resolve_paths(home), swarm, publishers=peers or ())
-    told = f"{len(peers)} peers may publish" if peers else f"whoever has the key of {record.name} may publish"
+    told = f"{len(peers)} peers may publish" if peers else f"anyone with the key of {record.name} may publish"
     tell(json, _changed(record), [told])
 
 
 def _record(paths: Paths, swarm: str | None) -> SwarmRecord:
     names = names_in(paths.swarms)
     if swarm is None and len(names) > 1:
-        raise ConfigError(f"this home is in {', '.join(names)}", hint=f"say which: --swarm {names[0]}")
+        raise ConfigError(f"this home is in {', '.join(names)}", hint=f"choose one: --swarm {names[0]}")
     name = swarm or "".join(names)
     if name not in names:
         wanted = f"the private swarm {swarm}" if swarm else "any private swarm"
@@ -211,15 +211,17 @@ def _changed(record: SwarmRecord) -> dict[str, Any]:
 def _told(record: SwarmRecord) -> str:
     members = len(record.manifest.members) - 1 if record.manifest else 0
     return (
-        f"a new key for {record.name}: {members} known members are handed it when they meet this node or one"
-        " another; whoever else should come in needs a new invitation (`swarmnode swarm invite`)"
+        f"a new key for {record.name}: {members} known members receive it when they meet this node or one"
+        " another; anyone else needs a new invitation (`swarmnode swarm invite`)"
     )
 
 
 def _print_invitation(record: SwarmRecord, paths: Paths, seeds: Sequence[str], json: bool) -> None:
     running = read_running(paths.running)
     text = record.invitation((*seeds, *(running.addresses if running else ()))).text()
-    typer.echo(f"whoever has this can take part in {record.name}: give it to nobody else", err=True)
+    typer.echo(
+        f"anyone who has this can take part in {record.name}: give it only to those you invite", err=True
+    )
     if not record.seeds and not seeds and running is None:
         typer.echo(
             f"it names no address to dial: once `swarmnode join --swarm {record.name}` runs here,"

@@ -45,8 +45,8 @@ class SwarmKey:
     def __post_init__(self) -> None:
         if len(self.secret) != SECRET_BYTES:
             raise NetworkError(
-                f"the key of a swarm has {SECRET_BYTES} bytes, not {len(self.secret)}",
-                hint="ask for a new invitation, and paste it as a whole",
+                f"a swarm key has {SECRET_BYTES} bytes, not {len(self.secret)}",
+                hint="ask for a new invitation, and paste all of it",
             )
 
     @classmethod

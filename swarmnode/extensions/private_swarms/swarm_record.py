@@ -25,7 +25,7 @@ MAX_KEYS = 8
 
 MAX_FILE_BYTES = 1024 * 1024
 _VERSION_BYTES = 8
-_ASK_AGAIN = "ask for a new invitation, and paste it as a whole"
+_ASK_AGAIN = "ask for a new invitation, and paste all of it"
 
 _Secret = Annotated[bytes, msgspec.Meta(min_length=SECRET_BYTES, max_length=SECRET_BYTES)]
 _Secrets = Annotated[tuple[_Secret, ...], msgspec.Meta(min_length=1, max_length=MAX_KEYS)]
@@ -99,7 +99,7 @@ def invited(invitation: Invitation, known: SwarmRecord | None) -> SwarmRecord:
         return SwarmRecord(invitation.name, founder, (secret,), invitation.seeds, least_version=least)
     if known.founder != founder:
         raise NetworkError(
-            f"this home is in another private swarm that is called {invitation.name}",
+            f"this home is already in another private swarm called {invitation.name}",
             hint="join this one with another --home DIR",
         )
     seeds = tuple(dict.fromkeys((*invitation.seeds, *known.seeds)))[:MAX_SEEDS]
@@ -127,7 +127,7 @@ def changed(
     before = record.manifest
     if founder.peer_id != record.founder or before is None:
         raise NetworkError(
-            f"the private swarm {record.name} was founded by another node, and only that one changes it",
+            f"the private swarm {record.name} was founded by another node, and only that node can change it",
             hint="run this in the founder's home (--home DIR)",
         )
     if record.founder in remove:
@@ -143,7 +143,7 @@ def changed(
     if len(removed) > MAX_LISTED:
         raise NetworkError(
             f"a list names at most {MAX_LISTED} removed peers",
-            hint="`swarmnode swarm rotate --only PEER` names those who stay instead",
+            hint="use `swarmnode swarm rotate --only PEER` to name those who stay instead",
         )
     secrets = (SwarmKey.generate().secret, *record.secrets)[:MAX_KEYS] if new_key else record.secrets
     mark = SwarmKey(secrets[0]).mark
@@ -161,7 +161,7 @@ def succeeded(record: SwarmRecord, signed_list: bytes, secret: bytes) -> SwarmRe
     if manifest.key_mark == record.key.mark:
         return replace(record, signed_list=signed_list)
     if len(secret) != SECRET_BYTES or SwarmKey(secret).mark != manifest.key_mark:
-        raise Rejected("another_key", "it is not the one that the founder has signed for")
+        raise Rejected("another_key", "it is not the key that the founder signed for")
     return replace(record, secrets=(secret, *record.secrets)[:MAX_KEYS], signed_list=signed_list)
 
 
@@ -198,12 +198,12 @@ def save(record: SwarmRecord, path: Path) -> None:
     try:
         replace_file(path, msgspec.json.format(msgspec.json.encode(record), indent=1), mode=0o600)
     except OSError as error:
-        raise StorageError(f"the key of a swarm cannot be kept in {path}: {error.strerror}") from error
+        raise StorageError(f"cannot save the key of a swarm in {path}: {error.strerror}") from error
 
 
 def load(path: Path) -> SwarmRecord:
     """Reads a record. Raises NetworkError for a damaged one: to go on without it would be to go public."""
-    hint = f"put your backup back, or remove {path} and join again with an invitation"
+    hint = f"restore your backup, or remove {path} and join again with an invitation"
     try:
         with path.open("rb") as file:
             keep_secret(path, file.fileno())

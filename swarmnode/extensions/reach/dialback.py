@@ -91,7 +91,7 @@ class DialBack:
             told = _answers.decode(answer)
             return told if not told.seen or public_ip(address_of(told.seen)) else None
         except (NetworkError, msgspec.MsgspecError) as error:
-            logger.debug("%s does not say whether we can be reached: %s", peer, error)
+            logger.debug("%s did not say whether we can be reached: %s", peer, error)
             return None
 
     async def answer(self, peer: str, request: bytes) -> bytes:
@@ -99,7 +99,7 @@ class DialBack:
         try:
             port = _questions.decode(request).port
         except msgspec.MsgspecError as error:
-            logger.debug("a question of %s makes no sense: %s", peer, error)
+            logger.debug("a question from %s is invalid: %s", peer, error)
             return b""
         if not _has_room(self._asked, peer, MAX_PER_ASKER, self._clock()):
             return msgspec.msgpack.encode(DialReport("refused"))

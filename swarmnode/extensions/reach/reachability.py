@@ -102,7 +102,7 @@ def conclude(held: ReachEstimate, place: ReachEvidence) -> Reach:
     own = tuple(address for address in place.addresses if is_for_outsiders(address))
     steps = _steps(port, held.seen, place.asks_router)
     if place.addresses and all(scope_of(address) == "machine" for address in place.addresses):
-        return Reach("local", "only this machine can reach you: network.listen says so")
+        return Reach("local", "only this machine can reach you, because of network.listen")
     if held.reached:
         return _reachable(held, place, own, port)
     if held.reached is False and place.through:
@@ -114,13 +114,13 @@ def conclude(held: ReachEstimate, place: ReachEvidence) -> Reach:
     if not place.settled or place.outside:
         return Reach(addresses=own)
     if place.peers:
-        text = "others in your own network reach you, and nobody outside it is connected"
+        text = "others in your own network can reach you; nobody outside it is connected"
         return Reach("local", text, steps, own)
     if own:
         return Reach(
-            text="not known whether others can reach you: nobody is connected who could try", addresses=own
+            text="unknown whether others can reach you: no connected peer can test it", addresses=own
         )
-    return Reach("nobody", "nobody can reach you, and you reach nobody", steps)
+    return Reach("nobody", "nobody can reach you, and you can reach nobody", steps)
 
 
 def _reachable(held: ReachEstimate, place: ReachEvidence, own: tuple[str, ...], port: int | None) -> Reach:
@@ -147,13 +147,11 @@ def _as_far_as(asked: int) -> str:
 
 def _steps(port: int | None, seen: str, asks_router: bool) -> tuple[str, ...]:
     at = address_of(seen or "YOUR.PUBLIC.IP.ADDRESS", port or 4001)
-    by_itself = (
-        "which did not when it was asked to" if asks_router else "or try `--set network.map_port=true`"
-    )
+    by_itself = "which it did not do when asked" if asks_router else "or try `--set network.map_port=true`"
     return (
         f"forward TCP port {port or 4001} of your router to this machine and start with"
         f" `--port {port or 4001} --set network.announce={at}` ({by_itself})",
-        "join a seed, or any member whom others reach: `swarmnode join ADDRESS`",
+        "join a seed, or any member that others can reach: `swarmnode join ADDRESS`",
         "run `swarmnode seed` on any machine with a public address, and join that",
     )
 
@@ -207,7 +205,7 @@ class Reachability:
             try:
                 await self._look()
             except NetworkError as error:
-                logger.debug("whether we are reached cannot be asked: %s", error)
+                logger.debug("cannot ask whether we can be reached: %s", error)
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _look(self) -> None:

@@ -25,13 +25,13 @@ from swarmnode.extensions.results.hub import pusher
 
 def export(
     folder: Annotated[
-        Path | None, typer.Argument(help="Where to write; must not exist yet. Not needed with --push.")
+        Path | None, typer.Argument(help="Folder to write; must not exist yet. Not needed with --push.")
     ] = None,
     merged: Annotated[
         bool,
         typer.Option(
             "--merged",
-            help="The whole model with the adapter in it; convert_hf_to_gguf.py of llama.cpp makes it GGUF.",
+            help="Write the whole model, adapter merged; llama.cpp's convert_hf_to_gguf.py makes it GGUF.",
         ),
     ] = False,
     to: Annotated[
@@ -39,11 +39,11 @@ def export(
         typer.Option(
             "--push",
             metavar="OWNER/NAME",
-            help="Push it to this repository of the hub, with a card of figures, by the token in HF_TOKEN.",
+            help="Push it to this repository on the hub, with a model card, using the token in HF_TOKEN.",
         ),
     ] = None,
     public: Annotated[
-        bool, typer.Option("--public", help="Everybody may read a repository that --push makes.")
+        bool, typer.Option("--public", help="Make a repository that --push creates public.")
     ] = False,
     best: Best = False,
     model: Model = None,

@@ -41,7 +41,7 @@ def export_offline(settings: Settings, folder: Path, *, merged: bool, best: bool
     from safetensors import SafetensorError
 
     if folder.exists():
-        raise StorageError(f"{folder} exists already", hint="name a folder that does not")
+        raise StorageError(f"{folder} exists already", hint="name a folder that does not exist yet")
     if merged:
         settings = replace(settings, config=for_merging(settings.config))
     with Screen() as screen:

@@ -58,9 +58,9 @@ def pusher(repo: str, *, public: bool) -> Callable[[Exported], Pushed]:
     except HFValidationError as error:
         raise ConfigError(f"--push: {error}", hint="write OWNER/NAME") from error
     if "/" not in repo:
-        raise ConfigError(f"--push: {repo} is no repository of somebody", hint="write OWNER/NAME")
+        raise ConfigError(f"--push: {repo} is not a repository name", hint="write OWNER/NAME")
     if get_token() is None:
-        raise ConfigError("no token for the hub", hint="set HF_TOKEN to one that may write")
+        raise ConfigError("no token for the hub", hint="set HF_TOKEN to a token that may write")
     return partial(_push, repo, public)
 
 
@@ -82,9 +82,7 @@ def _push(repo: str, public: bool, exported: Exported) -> Pushed:
         api.create_repo(repo, private=not public, exist_ok=True)
         private = bool(api.model_info(repo).private)
         if not private and not public:
-            raise ConfigError(
-                f"{repo} exists and everybody can read it", hint="name another repository, or add --public"
-            )
+            raise ConfigError(f"{repo} exists and is public", hint="name another repository, or add --public")
         round = exported.state.counters.round
         done = api.create_commit(repo, additions, commit_message=f"Run {exported.run}, round {round}")
         return Pushed(str(done.repo_url), private)
@@ -99,21 +97,21 @@ def fetched(repo: str, folder: Path) -> State:
         if missing := MOST_BYTES.keys() - sizes.keys():
             merged = "config.json" in sizes
             raise HubError(
-                f"{repo} holds no run of swarmnode: it has no {min(missing)}",
-                hint=f"a whole model is a base: swarmnode join --model {repo}"
+                f"{repo} holds no swarmnode run: {min(missing)} is missing",
+                hint=f"to use a whole model as a base: swarmnode join --model {repo}"
                 if merged
                 else "push one with `swarmnode export --push`, without --merged",
             )
         if large := [name for name, most in MOST_BYTES.items() if sizes[name] > most]:
             raise HubError(
-                f"{large[0]} of {repo} has {sizes[large[0]]} bytes, {MOST_BYTES[large[0]]} are taken",
-                hint="pull another: no run of ours is so large",
+                f"{large[0]} of {repo} has {sizes[large[0]]} bytes, the limit is {MOST_BYTES[large[0]]}",
+                hint="pull another: no swarmnode run is that large",
             )
         for name in MOST_BYTES:
             api.hf_hub_download(repo, name, revision=info.sha, local_dir=folder)
     state = read_state(folder / FOLDER)
     if not 0 <= state.counters.round < 10**8 or state.policy_version < 0:
-        raise CheckpointError(f"{repo} says it is of round {state.counters.round}")
+        raise CheckpointError(f"{repo} claims to be from round {state.counters.round}")
     return for_others(state)
 
 
@@ -142,8 +140,8 @@ def _asking(repo: str) -> "Generator[HfApi]":
     except trouble as error:
         told = str(error).replace(get_token() or "\0", "***").strip() or type(error).__name__
         raise HubError(
-            f"the hub does not do it for {repo}: {told}",
-            hint="check the name OWNER/NAME, the connection, and that HF_TOKEN may do this",
+            f"the hub request for {repo} failed: {told}",
+            hint="check the name OWNER/NAME, the connection, and the permissions of HF_TOKEN",
         ) from None
 
 

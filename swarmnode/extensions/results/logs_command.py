@@ -39,21 +39,23 @@ class LogEntry(msgspec.Struct, frozen=True):
 
 
 def logs(
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written next.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new entries.")] = False,
     number: Annotated[
-        int, typer.Option("--number", "-n", min=0, help="So many newest entries; 0: all.")
+        int, typer.Option("--number", "-n", min=0, help="How many of the newest entries; 0: all.")
     ] = 100,
-    errors: Annotated[bool, typer.Option("--errors", help="Warnings and errors alone.")] = False,
+    errors: Annotated[bool, typer.Option("--errors", help="Only warnings and errors.")] = False,
     home: Home = None,
     json: Json = False,
 ) -> None:
     """Print what the node that runs or ran here did: its start, rounds, warnings, errors and end.
 
-    With --json a list of entries; with --follow an object a line.
+    With --json a list of entries; with --follow one object per line.
     """
     path = resolve_paths(home).logs / LOG_FILE
     if not path.exists() and not follow:
-        raise StorageError(f"there is no log {path}", hint="`swarmnode join` writes one; or name its --home")
+        raise StorageError(
+            f"there is no log {path}", hint="`swarmnode join` writes one; or name its home with --home"
+        )
     earlier, now = GrowingFile(path.with_name(f"{LOG_FILE}.1")), GrowingFile(path)
     earlier.replaced()
     now.replaced()

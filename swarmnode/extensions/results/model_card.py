@@ -50,7 +50,7 @@ def _lines(exported: Exported, repo: str, base: str) -> Iterator[str]:
     per_task = f"{state.measure.examples} held-out examples of each of {len(state.measure.tasks)} tasks"
     authors = counters.external_groups_trained
     figures = {
-        "Base model": base if "/" in base else f"{base} (not of a hub)",
+        "Base model": base if "/" in base else f"{base} (not from a hub)",
         "Tasks": ", ".join(tasks) or "not noted",
         "Rounds": f"{counters.round} ({counters.tokens:,} tokens, {age(counters.seconds)})",
         "Held-out reward before the first round": _reward(counters.reward_first),
@@ -76,9 +76,9 @@ def _lines(exported: Exported, repo: str, base: str) -> Iterator[str]:
     yield f'model = {loader}.from_pretrained("{repo}")'
     yield f'tokenizer = AutoTokenizer.from_pretrained("{repo}")\n```\n'
     if "/" not in base and not exported.merged:
-        yield f"The base is on no hub: load {base} from your disk, the adapter onto it with `PeftModel`.\n"
+        yield f"The base is not on a hub: load {base} from your disk, add the adapter with `PeftModel`.\n"
     go_on = f"swarmnode join --model {repo}" if exported.merged else f"swarmnode pull {repo}"
-    yield f"To go on training: `{go_on}`."
+    yield f"To continue training: `{go_on}`."
 
 
 def _table(head: tuple[str, str], rows: dict[str, str]) -> Iterator[str]:

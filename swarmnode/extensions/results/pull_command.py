@@ -35,26 +35,26 @@ class AdapterShape(msgspec.Struct, frozen=True):
 
 
 def pull(
-    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="What `export --push` was told.")],
+    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository given to `export --push`.")],
     run: RunName = None,
     policy: Policy = 0,
     home: Home = None,
     json: Json = False,
 ) -> None:
-    """Fetch a pushed run into this home, and say how to go on with it.
+    """Fetch a pushed run into this home, and say how to continue it.
 
-    Its adapter, round and rewards are taken on; the optimizer begins anew, and nobody's answers come along.
+    It brings the adapter, round and rewards; the optimizer starts fresh, and no answers are included.
     """
     name = run or label_of([repo.rpartition("/")[2]])
     load_config(environ={}, flags={"node.run": name})
     paths = resolve_paths(home).policy(policy)
     if (paths.checkpoints / name).exists():
-        raise CheckpointError(f"there is a run {name} in this home", hint="give it another: --run NAME")
+        raise CheckpointError(f"this home already has a run {name}", hint="choose another name: --run NAME")
     with TemporaryDirectory() as folder:
         state = fetched(repo, Path(folder))
         shape = _put(Path(folder), state, paths, name)
     command = _command(name, state, shape, home)
-    told = f"run {name} is here, after round {state.counters.round}; go on with:\n  {printable(command)}"
+    told = f"pulled run {name}, after round {state.counters.round}; continue with:\n  {printable(command)}"
     tell(json, {"run": name, "round": state.counters.round, "command": command}, [told])
 
 
@@ -74,7 +74,9 @@ def _put(folder: Path, state: State, paths: Paths, name: str) -> AdapterShape:
     except (msgspec.DecodeError, SafetensorError, OSError) as error:
         raise CheckpointError(f"the adapter cannot be read: {error}", hint="push it again") from error
     if odd := [name for name, tensor in tensors.items() if tensor.dtype not in DTYPES]:
-        raise CheckpointError(f"the adapter has numbers of an unknown kind: {odd[0]}", hint="push it again")
+        raise CheckpointError(
+            f"the adapter has numbers of an unsupported type: {odd[0]}", hint="push it again"
+        )
     lora = LoraConfig(
         r=shape.r,
         lora_alpha=shape.lora_alpha,

@@ -15,7 +15,7 @@ from swarmnode.machine.storage import replace_file, resolve_paths
 
 def report(
     out: Annotated[
-        Path | None, typer.Option("--out", help="The file, which is replaced; RUN.html if not set.")
+        Path | None, typer.Option("--out", help="File to write, replaced if it exists; RUN.html by default.")
     ] = None,
     run: RunName = None,
     policy: Policy = 0,

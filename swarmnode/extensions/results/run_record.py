@@ -65,12 +65,13 @@ def _record(
 def _last_status(run: TrainingRun, history: RewardHistory) -> NodeStatus:
     if history.newest is None:
         raise CheckpointError(
-            f"nothing is written about run {run.name}", hint="its lines in metrics.jsonl are gone: train on"
+            f"nothing is recorded about run {run.name}",
+            hint="its lines in metrics.jsonl are gone: train it further",
         )
     try:
         return status_of(history.newest, model="" if run.state is None else run.state.base_model)
     except msgspec.ValidationError as error:
-        raise SwarmnodeError(f"metrics.jsonl is of another version: {error}", hint="train on") from error
+        raise SwarmnodeError(f"metrics.jsonl is from another version: {error}", hint="train on") from error
 
 
 def _kept_settings(run: TrainingRun) -> list[dict[str, str]]:

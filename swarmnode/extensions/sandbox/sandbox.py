@@ -120,9 +120,9 @@ def _allowed() -> Isolation:
     isolation = available()
     if not isolation.confines and not is_unconfined_allowed():
         raise SandboxError(
-            "this machine has nothing to run a stranger's program in",
-            hint="let this user have landlock (Linux 5.13) or user namespaces; or let programs run with your "
-            "rights: --set tasks.sandbox=optional",
+            "this machine has no sandbox to run strangers' programs in",
+            hint="allow this user landlock (Linux 5.13) or user namespaces, or let programs run with your"
+            " permissions: --set tasks.sandbox=optional",
         )
     return isolation
 
@@ -206,7 +206,7 @@ class _Running:
                 start_new_session=True,
             )
         except OSError as error:
-            raise SandboxError(f"no process can be started for a program: {error.strerror}") from error
+            raise SandboxError(f"cannot start a process for a program: {error.strerror}") from error
 
     def _watch(self, child: subprocess.Popen[bytes], deadline: float) -> Limit | None:
         """Reads the program's output until it ends or reaches a limit."""
@@ -237,7 +237,7 @@ class _Running:
             return ProgramEnd(None, stdout, stderr, ended_by, self.isolation)
         if word != "ended":
             raise SandboxError(
-                f"the sandbox ended before the program: {stderr.strip()[-500:] or 'no reason'}"
+                f"the sandbox ended before the program: {stderr.strip()[-500:] or 'no reason given'}"
             )
         status, cpu_s = (kind(text) for kind, text in zip((int, float), rest.split(), strict=True))
         ended_by = _limit_met(int(status), cpu_s, stderr, self.limits)

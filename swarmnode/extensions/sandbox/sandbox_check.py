@@ -23,6 +23,6 @@ def sandbox_finding(isolation: Isolation, optional: bool) -> Finding:
     if isolation.confines:
         return Finding("sandbox", "ok", text)
     if optional:
-        return Finding("sandbox", "note", f"{text}, as tasks.sandbox=optional lets them")
-    advice = "for rewards that run code: landlock (Linux 5.13) or user namespaces"
-    return Finding("sandbox", "note", f"{text}, so none is run", advice)
+        return Finding("sandbox", "note", f"{text}, as tasks.sandbox=optional allows")
+    advice = "for rewards that run code, enable landlock (Linux 5.13) or user namespaces"
+    return Finding("sandbox", "note", f"{text}, so none are run", advice)

@@ -210,7 +210,7 @@ async def _serve(seat: Seat, tell: Callable[[str], None]) -> None:
             with open_page(NodeSource(lambda: node.status, control, config, {}, paths)) as page:
                 leave_note(node.status, seat, page)
                 # Before anybody is told that we are there: whoever reads the address may stop us at once.
-                STOP_SIGNALS.hand_to(node.request_stop, "stopping: peers are told goodbye")
+                STOP_SIGNALS.hand_to(node.request_stop, "stopping: saying goodbye to peers")
                 _announce(node.status, tell)
                 await node.run()
     except BaseExceptionGroup as group:

@@ -20,7 +20,7 @@ from swarmnode.extensions.serve.questions import (
     QuestionRefused,
 )
 
-GONE = NoAnswer(503, "the node does not answer: it ends, or is not up yet", "unavailable", None, 2)
+GONE = NoAnswer(503, "the node does not answer: it is shutting down or not up yet", "unavailable", None, 2)
 
 
 async def ask(path: str | None, asked: Question | ListModels) -> AsyncGenerator[Event]:

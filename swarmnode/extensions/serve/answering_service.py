@@ -164,7 +164,10 @@ class AnsweringService:
             there = ", ".join(self.models().names)
             raise QuestionRefused(
                 NoAnswer(
-                    404, f"the model {model!r} does not exist: there are {there}", "model_not_found", "model"
+                    404,
+                    f"the model {model!r} does not exist: choose one of {there}",
+                    "model_not_found",
+                    "model",
                 )
             )
         return guest, name, int(version) if at else None
@@ -184,7 +187,7 @@ class AnsweringService:
         if unknown := {message["role"] for message in messages}.difference(ROLES):
             roles = ", ".join(ROLES)
             raise QuestionRefused(
-                NoAnswer(400, f"the role {min(unknown)!r} is none of {roles}", "invalid_value", "messages")
+                NoAnswer(400, f"the role {min(unknown)!r} is not one of {roles}", "invalid_value", "messages")
             )
         try:
             return renderer.prompt_ids(prompt_of(messages))
@@ -195,11 +198,15 @@ class AnsweringService:
         longest = question.max_tokens or min(self._source.max_tokens, max(1, room))
         if longest > room:
             raise QuestionRefused(
-                _too_long(question, f"{longest} tokens are asked for, there is room for {max(0, room)}", None)
+                _too_long(
+                    question, f"{longest} tokens are requested, but there is room for {max(0, room)}", None
+                )
             )
         if not 0 <= question.temperature <= HOTTEST:
             raise QuestionRefused(
-                NoAnswer(400, f"temperature is between 0 and {HOTTEST:g}", "invalid_value", "temperature")
+                NoAnswer(
+                    400, f"temperature must be between 0 and {HOTTEST:g}", "invalid_value", "temperature"
+                )
             )
         return SamplingParams(longest, question.temperature, question.top_p)
 
@@ -273,7 +280,7 @@ class AnsweringService:
             self._engine_failed(guest, error)
 
     def _engine_failed(self, guest: SharedGuest, error: Exception) -> None:
-        logger.warning("answers to people are lost: %s", error)
+        logger.warning("in-flight chat answers were dropped: %s", error)
         self._give_up(guest, _unavailable(f"the engine failed: {error}"))
 
     def _give_up(self, guest: SharedGuest | None, refused: NoAnswer) -> None:
@@ -285,8 +292,8 @@ class AnsweringService:
 
 
 def _too_many(*, yours: bool) -> NoAnswer:
-    whose = f"you have {MOST_OF_A_CALLER}" if yours else f"there are {MOST_SAMPLES_WAITING}"
-    why = f"{whose} answers under way at most: ask again later"
+    whose = f"{MOST_OF_A_CALLER} of your answers" if yours else f"{MOST_SAMPLES_WAITING} answers"
+    why = f"at most {whose} can be in progress at once: ask again later"
     return NoAnswer(429, why, "rate_limit_exceeded", None, RETRY_AFTER_S)
 
 
@@ -296,5 +303,5 @@ def _unavailable(why: str) -> NoAnswer:
 
 def _too_long(question: Question, why: str, longest: int | None) -> NoAnswer:
     param = "messages" if question.messages else "prompt"
-    limit = "" if longest is None else f", prompt and answer have {longest} tokens at most"
+    limit = "" if longest is None else f", prompt and answer together may have at most {longest} tokens"
     return NoAnswer(400, f"this is too long: {why}{limit}", "context_length_exceeded", param)

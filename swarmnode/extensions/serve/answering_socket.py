@@ -131,7 +131,7 @@ class AnsweringSocket:
                 client.settimeout(PATIENCE_S)
                 self._answer(client)
         except (OSError, EOFError) as error:
-            logger.debug("a client of the service left: %s", error)
+            logger.debug("a chat client disconnected: %s", error)
         finally:
             self._used_s += time.thread_time()
             self._places.release()

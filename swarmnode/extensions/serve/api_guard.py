@@ -50,5 +50,7 @@ class ApiGuard:
             return NoAnswer(*refused, CODES[refused[0]])
         kind, _, key = headers.get("Authorization", "").partition(" ")
         if self._key and not (kind.lower() == "bearer" and equal(key, self._key)):
-            return NoAnswer(401, "the key is wrong, or missing: Authorization: Bearer KEY", "invalid_api_key")
+            return NoAnswer(
+                401, "the key is wrong or missing: send Authorization: Bearer KEY", "invalid_api_key"
+            )
         return None

@@ -26,7 +26,7 @@ MOST_BODY_BYTES = 1 << 20
 MODEL_HEADER = "X-Swarmnode-Model"
 """The version that writes an answer, as in the field `model`."""
 
-LEFT = NoAnswer(499, "nobody waits for this answer", "client_left")
+LEFT = NoAnswer(499, "the client has disconnected", "client_left")
 
 FindService = Callable[[], str | None]
 
@@ -100,7 +100,7 @@ async def _content(request: HttpRequest) -> bytes:
             content += piece
             if len(content) > MOST_BODY_BYTES:
                 raise QuestionRefused(
-                    NoAnswer(413, f"a request has {MOST_BODY_BYTES} bytes or less", "too_large")
+                    NoAnswer(413, f"a request may have at most {MOST_BODY_BYTES} bytes", "too_large")
                 )
     except ClientDisconnect:
         raise QuestionRefused(LEFT) from None
@@ -161,7 +161,7 @@ async def _healthz(request: HttpRequest) -> Response:
 
 
 async def _no_such_path(request: HttpRequest, error: Exception) -> Response:
-    there = "GET /v1/models, POST /v1/chat/completions, POST /v1/completions"
+    there = "try GET /v1/models, POST /v1/chat/completions, POST /v1/completions"
     return refused_response(
         NoAnswer(404, f"there is no {request.method} {request.url.path}: {there}", "not_found")
     )

@@ -29,24 +29,26 @@ from swarmnode.extensions.serve.standing_alone import Answering, answering
 from swarmnode.printable import printable
 
 USE = (
-    "an empty line ends; /new forgets; /model NAME asks another version, as in policy@12 or base; // begins a"
-    " text with a slash; /help says this"
+    "an empty line ends the chat; /new starts over; /model NAME asks another version, such as policy@12 or"
+    " base; // begins a text with a slash; /help shows this"
 )
 
 
 def chat(
-    question: Annotated[str | None, typer.Argument(help="One question; without it, a conversation.")] = None,
+    question: Annotated[
+        str | None, typer.Argument(help="A single question; leave it out for a conversation.")
+    ] = None,
     ask_for: Annotated[
         str | None,
         typer.Option(
             "--ask",
             metavar="NAME",
-            help="policy, policy@12, policy-1 (of several) or base; without it, the one of --policy.",
+            help="policy, policy@12, policy-1 (of several) or base; by default, the one of --policy.",
         ),
     ] = None,
     greedy: Greedy = False,
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", min=1, help="Longest answer in tokens.")
+        int | None, typer.Option("--max-tokens", min=1, help="Maximum length of an answer, in tokens.")
     ] = None,
     model: Model = None,
     base: Base = False,
@@ -62,7 +64,10 @@ def chat(
     """Talk to the policy that trains here now; without a running node, to its newest checkpoint (or the best,
     or the base model)."""
     if json and question is None:
-        raise ConfigError("--json is for one question", hint="name it, or talk by program: `swarmnode serve`")
+        raise ConfigError(
+            "--json takes a single question",
+            hint="pass a question, or let your program use `swarmnode serve`",
+        )
     settings = settings_of_trained(
         home=home, preset=preset, config=config, set_=set_, model=model, run=run, policy=policy
     )
@@ -106,7 +111,7 @@ def _of(found: Answering, asked: Question, model: str) -> Question:
         raise SwarmnodeError(refusal.refused.message) from refusal
     # With several policies "policy" is the first one's name, too (answering_service.py).
     if model != "policy" and not {model, model.replace("policy@", "policy-0@", 1)} & {*there}:
-        raise SwarmnodeError(f"there is no model {model!r}: there are {', '.join(there)}")
+        raise SwarmnodeError(f"there is no model {model!r}: choose one of {', '.join(there)}")
     return _with(asked, model=model)
 
 

@@ -140,7 +140,7 @@ def read_completion(content: bytes) -> Asked:
     """Returns a request for a completion of a text or of token ids. Raises QuestionRefused."""
     request = _read(content, CompletionRequest)
     if request.logprobs:
-        why = "only tokens that were sampled have their logprobs told: ask for logprobs=0"
+        why = "logprobs are only available for sampled tokens: ask for logprobs=0"
         raise QuestionRefused(NoAnswer(400, why, "unsupported_value", "logprobs"))
     match request.prompt:
         case (str() as text) | [str() as text]:
@@ -149,7 +149,7 @@ def read_completion(content: bytes) -> Asked:
             ids = tuple(one for one in several if isinstance(one, int))
             if len(ids) < len(several):
                 raise QuestionRefused(
-                    NoAnswer(400, "one prompt in a request, please", "invalid_value", "prompt")
+                    NoAnswer(400, "a request may have only one prompt", "invalid_value", "prompt")
                 )
             question = request.question(token_ids=ids)
     return _asked(request, question, chat=False, logprobs=request.logprobs is not None)
@@ -172,4 +172,4 @@ def _read(content: bytes, kind: type[T]) -> T:
         found = re.search(r"\$\.(\w+)|field `(\w+)`", str(error))
         param = found and (found[1] or found[2])
         code = "invalid_value" if param else "invalid_json"
-        raise QuestionRefused(NoAnswer(400, f"cannot be followed: {error}", code, param)) from error
+        raise QuestionRefused(NoAnswer(400, f"invalid request: {error}", code, param)) from error

@@ -33,7 +33,7 @@ CORE_SHARE = 0.5
 def serve(
     host: Annotated[
         str,
-        typer.Option("--host", help="Address to listen on. Any other than this machine's own needs a key."),
+        typer.Option("--host", help="Address to listen on. If other machines can reach it, a key is needed."),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 for any free one.")] = 8000,
     key: Annotated[
@@ -43,7 +43,7 @@ def serve(
             envvar="SWARMNODE_SERVE_KEY",
             show_envvar=True,
             show_default=False,
-            help="Key that clients bring. Best set as the variable: others see a command line.",
+            help="Key that clients must send. Better set the variable: others can see a command line.",
         ),
     ] = "",
     model: Model = None,

@@ -37,10 +37,10 @@ def _check_no_pipeline(settings: Settings) -> None:
     status = status_here(settings.paths)
     if status is not None and status.pipeline.name:
         raise EngineError(
-            f"a member of pipeline {status.pipeline.name} runs here, and answers nobody: no machine holds the"
+            f"a member of pipeline {status.pipeline.name} runs here and cannot answer: no machine holds the"
             " whole model",
-            hint="ask when the pipeline has ended; where the whole model fits beside the stage, --run NAME"
-            " loads a checkpoint now (`swarmnode runs` lists them)",
+            hint="ask again when the pipeline has ended; if the whole model fits beside the stage, load a"
+            " checkpoint now with --run NAME (`swarmnode runs` lists them)",
         )
 
 

@@ -71,7 +71,7 @@ def passes_tests(
     """
     given = next((column for column in (tests, test, test_list) if column is not None), None)
     if given is None:
-        raise TaskError("there are no tests", hint="give the column tests, test or test_list")
+        raise TaskError("there are no tests", hint="add a column tests, test or test_list")
     count = len(completions)
     setups, names = test_setup_code or [""] * count, entry_point or [None] * count
     imports = test_imports or [()] * count
@@ -156,7 +156,7 @@ def _parsed(tests: str) -> ast.Module:
     try:
         return ast.parse(tests)
     except SyntaxError as error:
-        raise TaskError(f"the tests of an example are no Python: {error.msg}") from error
+        raise TaskError(f"the tests of an example are not valid Python: {error.msg}") from error
 
 
 def _steps_of(node: ast.stmt, function: str | None) -> list[Step]:
@@ -194,9 +194,11 @@ def _bound(check: ast.FunctionDef, function: str | None) -> list[Step]:
     target = next(iter(required or names), None)
     written = f"check({ast.unparse(found)})"
     if len(required) > 1 or found.vararg is not None or found.kwarg is not None:
-        raise TaskError(f"the tests of an example have {written}: it takes one function", hint=READ_FORMS)
+        raise TaskError(
+            f"the tests of an example have {written}: check must take one function", hint=READ_FORMS
+        )
     if target is not None and not function:
-        raise TaskError(f"the tests of an example hand nothing to {written}", hint=READ_FORMS)
+        raise TaskError(f"the tests of an example pass nothing to {written}", hint=READ_FORMS)
     others = [(f"{name} = {ast.unparse(value)}", False) for name, value in defaults.items() if name != target]
     return others if target is None else [(f"{target} = {function}", False), *others]
 

@@ -40,7 +40,7 @@ def evaluate(
         typer.Option("--samples", min=1, max=MOST_SAMPLES, help="Answers to each question, for pass@k."),
     ] = 1,
     passing_reward: Annotated[
-        float, typer.Option("--passing-reward", help="With this reward or more an answer has passed.")
+        float, typer.Option("--passing-reward", help="An answer with this reward or more has passed.")
     ] = 1.0,
     suite: Annotated[
         list[Path] | None,
@@ -55,12 +55,13 @@ def evaluate(
         typer.Option(
             "--shots",
             min=0,
-            help="Worked examples before a question of a suite. By default none for a chat model, else the"
-            " usual ones.",
+            help="Worked examples before a question of a suite. By default none for a chat model, otherwise"
+            " the usual number.",
         ),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Only so many questions of each suite, the first.")
+        int | None,
+        typer.Option("--limit", min=1, help="Only this many questions of each suite, the first ones."),
     ] = None,
     run: RunName = None,
     policy: Policy = 0,
@@ -72,11 +73,11 @@ def evaluate(
 ) -> None:
     """Measure the newest checkpoint (or the best, or the base model) on questions that no node trains on.
 
-    They are of the tasks that the node trained on, unless --task or --set tasks.names says otherwise. With
-    --samples N each is asked N times, and pass@k (k = 1, 2, 4, ... up to N) says how likely it is that at
-    least one of k answers passes; maj@k how often what most of k answers say does.
+    The questions come from the tasks that the node trained on, unless --task or --set tasks.names names
+    others. With --samples N each is asked N times; pass@k (k = 1, 2, 4, ... up to N) is the chance that at
+    least one of k answers passes, and maj@k that the majority of k answers does.
 
-    With --suite they are the questions of those files, which nothing is ever trained on.
+    With --suite the questions are those of the given files, which are never trained on.
     """
     _check_suite_options(suite, task, shots, limit)
     # Tasks that are named here count, whatever the policy trains on.
@@ -111,9 +112,9 @@ def _check_suite_options(
 ) -> None:
     """Refuse what would be ignored."""
     if suite and task:
-        raise ConfigError("--suite and --task are two evaluations", hint="measure one after the other")
+        raise ConfigError("--suite and --task cannot be combined", hint="run one evaluation after the other")
     if not suite and (shots is not None or limit is not None):
-        raise ConfigError("--shots and --limit are about suites", hint="name one: --suite FILE")
+        raise ConfigError("--shots and --limit apply only to suites", hint="name one: --suite FILE")
 
 
 def _lines(result: OfflineEvaluation) -> Iterator[str]:
@@ -136,7 +137,7 @@ def _lines(result: OfflineEvaluation) -> Iterator[str]:
         yield f"passed: a reward of {result.passing_reward:g} or more"
     for name, judges in result.judged_by.items():
         if "agreement" in judges:
-            yield f"{name}: no true answers, so judged by what most of the other answers say"
+            yield f"{name}: no reference answers, so judged by what most of the other answers say"
 
 
 def _row(name: str, cells: Iterable[str]) -> str:

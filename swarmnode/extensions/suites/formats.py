@@ -76,7 +76,7 @@ def _judge_gsm8k(columns: Columns, completions: Sequence[str]) -> list[float | N
 
 
 def _fault_gsm8k(columns: Columns) -> str | None:
-    return None if hashed(columns["answer"]) else "its answer has no #### and a number"
+    return None if hashed(columns["answer"]) else "its answer has no #### with a number"
 
 
 def _ask_math(columns: Columns, prompting: Prompting) -> str:

@@ -55,7 +55,7 @@ def fault_of_instructions(columns: Columns) -> str | None:
     if len(names) != len(arguments):
         return f"{len(names)} instructions but kwargs of {len(arguments)}"
     if not all(one is None or isinstance(one, dict) for one in arguments):
-        return "kwargs are no list of objects"
+        return "kwargs is not a list of objects"
     return None
 
 

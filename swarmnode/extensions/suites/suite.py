@@ -55,7 +55,7 @@ class Suite:
     def examples(self, seed: int) -> Iterator[Example]:
         """Raises TaskError: a suite has no training examples."""
         raise TaskError(
-            f"suite {self.name} is there to evaluate on, and nothing of it is ever trained on",
+            f"suite {self.name} is for evaluation only and is never trained on",
             hint="name another task to train on",
         )
 
@@ -140,7 +140,7 @@ def _told(rows: Iterator[ReadRow]) -> Iterator[tuple[SuiteFormat, Columns] | Bad
 def _fault(form: SuiteFormat, columns: Columns) -> str | None:
     for name, kind in form.columns.items():
         if name not in columns:
-            return f"it has no {name}, as rows of {form.name} have"
+            return f"it has no {name}, which rows of {form.name} need"
         if not isinstance(columns[name], kind) or not columns[name]:
             return f"its {name} is {columns[name]!r:.40}"
     return form.fault(columns)
@@ -148,7 +148,7 @@ def _fault(form: SuiteFormat, columns: Columns) -> str | None:
 
 def _no_format(columns: Columns) -> str:
     known = "; ".join(f"{form.name}: {', '.join(form.columns)}" for form in FORMATS)
-    return f"its columns ({', '.join(columns)}) are those of no format ({known})"
+    return f"its columns ({', '.join(columns)}) match no known format ({known})"
 
 
 def _unusable(path: Path, bad: Sequence[BadRow]) -> TaskError:
@@ -156,8 +156,8 @@ def _unusable(path: Path, bad: Sequence[BadRow]) -> TaskError:
     more = f"; and {len(bad) - MOST_NAMED} more" if len(bad) > MOST_NAMED else ""
     rows = "a row" if len(bad) == 1 else f"{len(bad)} rows"
     return TaskError(
-        f"{path} has {rows} that cannot be asked: {named}{more}",
-        hint="mend or remove them: a figure of a part of a suite is not the suite's",
+        f"{path} has {rows} that cannot be used: {named}{more}",
+        hint="fix or remove them: a score on part of a suite is not the suite's score",
     )
 
 

@@ -49,7 +49,7 @@ def evaluate_suites(
     is wrong with a suite is said before a model is loaded. Raises TaskError, CheckpointError.
     """
     if greedy and samples > 1:
-        raise ConfigError("greedy gives one answer, however often it is asked", hint="leave out --samples")
+        raise ConfigError("greedy decoding gives the same answer every time", hint="leave out --samples")
     loaded = load_suites(suites)
     settings = replace(settings, config=_with_long_prompts(settings.config))
     with Screen() as shown:

@@ -72,7 +72,7 @@ class SuiteEvaluation:
         """Yields a table with a line for each suite and k, then notes on what was not measured."""
         asked = f"{self.samples} answers each" if self.samples > 1 else "one answer each"
         yield f"{self.model}, {asked}, {self.sampling}, up to {self.max_tokens} tokens"
-        yield f"before: base model; after: {self.policy or 'nothing, for only the base model was measured'}"
+        yield f"before: base model; after: {self.policy or 'nothing, only the base model was measured'}"
         width = max(5, *(len(suite.name) for suite in self.suites)) + 1
         yield _row(width, ("suite", "format", "prompts", "asked", "", "before", "after", "gain"))
         for suite in self.suites:
@@ -107,7 +107,7 @@ def _shown(score: SuiteScore | None, k: int) -> str:
 def _notes(suite: SuiteResult) -> Iterator[str]:
     unknown = sum(suite.unknown.values())
     if suite.trained_on:
-        yield f"{suite.name}: the policy was trained on this very file: `after` says nothing about others"
+        yield f"{suite.name}: the policy was trained on this file: `after` says nothing about new questions"
     if suite.asked + unknown < suite.rows:
         yield f"{suite.name}: the first {suite.asked + unknown} of {suite.rows} questions"
     if unknown:
@@ -123,7 +123,7 @@ def _notes(suite: SuiteResult) -> Iterator[str]:
         if unjudged := score.answered - score.judged:
             yield f"{suite.name}, {name}: no answer to {_questions(unjudged)} could be judged"
         if score.cut_share:
-            yield f"{suite.name}, {name}: {score.cut_share:.1%} of answers ran to rollout.max_tokens"
+            yield f"{suite.name}, {name}: {score.cut_share:.1%} of answers reached rollout.max_tokens"
 
 
 def _questions(count: int) -> str:

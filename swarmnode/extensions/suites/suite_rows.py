@@ -31,7 +31,7 @@ def files_of(path: Path) -> list[Path]:
     if path.is_dir():
         found = sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES))
         if len(found) > MAX_FILES:
-            raise TaskError(f"{path} has more than {MAX_FILES} files", hint="name a folder within it")
+            raise TaskError(f"{path} has more than {MAX_FILES} files", hint="name a folder inside it")
     else:
         found = [path] if path.is_file() and path.name.endswith(SUFFIXES) else []
     if not found:
@@ -45,7 +45,9 @@ def read_rows(path: Path) -> Iterator[ReadRow]:
     """Yields the rows of a file in their order. Raises TaskError if it cannot be read at all."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
-            raise TaskError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB", hint="is it a suite?")
+            raise TaskError(
+                f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB", hint="check that it is a suite"
+            )
         if path.suffix == ".parquet":
             yield from read_parquet(path)
         elif path.suffix == ".json":
@@ -54,7 +56,7 @@ def read_rows(path: Path) -> Iterator[ReadRow]:
             with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
                 yield from read_json_lines(cast(IO[bytes], file), path, MAX_ROW_BYTES)
     except (OSError, EOFError, zlib.error) as error:
-        raise TaskError(f"cannot read {path}: {error}", hint="is it whole?") from error
+        raise TaskError(f"cannot read {path}: {error}", hint="check that it is complete") from error
 
 
 def _json(path: Path) -> Iterator[ReadRow]:

@@ -107,7 +107,7 @@ def run_local_swarm(plan: SwarmPlan, home: Path | None, show: Callable[[str], No
             _summary(node)
         if not plan.compare_alone:
             return [_result(node, None, show) for node in nodes]
-        show("now each of them without the others")
+        show("now each node on its own")
         twins = [
             _prepare(root / f"alone-{number}", node.model, f"{node.key.name}, alone,")
             for number, node in enumerate(nodes)
@@ -203,7 +203,7 @@ def _models(plan: SwarmPlan, home: Path | None, show: Callable[[str], None]) -> 
     if plan.specialists:
         from swarmnode.extensions.trial_swarm.specialists import build_specialists
 
-        show("building policies that know different things, unless they are there from the last time")
+        show("building policies that know different things, unless cached from an earlier run")
         return [str(path) for path in build_specialists(folder, plan.nodes)]
     from swarmnode.extensions.demonstration.tiny import build_tiny
 

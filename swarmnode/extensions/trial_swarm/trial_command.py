@@ -24,7 +24,8 @@ def swarm(
     model: Model = None,
     task: TaskSpecs = None,
     home: Annotated[
-        Path | None, typer.Option("--home", help="Keep the nodes' folders here; a temporary one otherwise.")
+        Path | None,
+        typer.Option("--home", help="Keep the nodes' folders here; by default, a temporary folder."),
     ] = None,
     compare_alone: Annotated[
         bool, typer.Option("--compare-alone", help="Run each node once more without the others.")
@@ -35,17 +36,17 @@ def swarm(
             "--homes",
             min=2,
             max=16,
-            help="So many nodes, each in a home of its own behind a router, with a seed between; each is run "
-            "once more alone. Needs Linux and root.",
+            help="Run this many nodes, each in a home of its own behind a router, with a seed between; each "
+            "is run once more alone. Needs Linux and root.",
         ),
     ] = None,
     set_: Assignments = None,
 ) -> None:
     """Run a small swarm on loopback and print what each node knew and what it learnt from the others. With a
-    command: found and keep a private swarm.
+    command: create and manage a private swarm.
 
     The nodes know different things, unless a model or tasks are named. The last line printed is JSON: peer,
-    first and last reward, trained groups per peer, tasks known and learnt, and right answers of others of
+    first and last reward, trained groups per peer, tasks known and learnt, and right answers from others, for
     every node; with --compare-alone or --homes also alone_reward_last, of the same node with
     exchange.enabled=false.
     """

@@ -106,7 +106,7 @@ class SeparateDriver(Driver):
             self._listen()
         self._listen()
         if refused:
-            raise EngineError(f"vLLM cannot do that: {refused[0]}", hint="look at its log") from refused[0]
+            raise EngineError(f"vLLM cannot do that: {refused[0]}", hint="see its log") from refused[0]
         return asked.get()
 
     @contextmanager
@@ -165,6 +165,6 @@ def _open(settings: DriverSettings) -> Any:
 
 def _fault(what: str, cause: Exception | None = None) -> EngineError:
     """Returns the error for all later calls to a vLLM that stopped working."""
-    fault = EngineError(what, hint="look at its log")
+    fault = EngineError(what, hint="see its log")
     fault.__cause__ = cause
     return fault

@@ -201,7 +201,7 @@ def starting_model(model: str) -> Iterator[None]:
             TypeError, ValueError) as error:  # fmt: skip
         raise ModelError(
             f"vLLM cannot start with {model}: {error}",
-            hint="look at its lines above; --engine auto takes another",
+            hint="see its output above; --engine auto uses another engine",
         ) from error
 
 
@@ -235,7 +235,7 @@ def finish_reason(name: str | None) -> FinishReason | None:
         case None | "stop" | "length" | "abort":
             return name
         case _:
-            raise EngineError(f'vLLM ended a sequence with "{name}"', hint="look at its log")
+            raise EngineError(f'vLLM ended a sequence with "{name}"', hint="see its log")
 
 
 def head_size(base: PreTrainedModel) -> int:

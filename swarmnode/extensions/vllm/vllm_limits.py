@@ -50,7 +50,7 @@ def refuse_temperatures(requests: Iterable[Request]) -> None:
         if temperature and not coldest <= temperature <= hottest:
             raise RequestRefused(
                 f"request {request.request_id}: vLLM cannot sample at temperature {temperature}",
-                hint=f"0 is greedy; else {coldest} to {hottest}",
+                hint=f"use 0 (greedy), or {coldest} to {hottest}",
             )
 
 
@@ -69,7 +69,7 @@ def refuse_versions(staying: Iterable[LoadedPolicy], asked: Collection[int], new
     live = 1 + len(in_use) + len(set(asked) - {new, *in_use.values()})
     if live > most:
         raise EngineError(
-            f"{live} policy versions would be live, this engine holds {most}",
+            f"{live} policy versions would be live, but this engine holds {most}",
             hint='use "keep", or wait until requests with a version of their own are done',
         )
 

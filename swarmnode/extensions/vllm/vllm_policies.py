@@ -81,7 +81,7 @@ class LoraPolicies:
         rank = max((len(pair.a) for pair in pairs.values()), default=0)
         if rank > self._rank:
             raise EngineError(
-                f"policy {update.version} has LoRA rank {rank}, this engine holds {self._rank}",
+                f"policy {update.version} has LoRA rank {rank}, but this engine holds rank {self._rank}",
                 hint="start it with the rank of the trainer",
             )
         # The trainer may go on writing into its tensors; an adapter may be loaded much later.

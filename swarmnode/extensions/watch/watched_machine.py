@@ -75,14 +75,14 @@ def ask(page: PageAddress) -> NodeStatus:
     try:
         code, content = fetch(page, "/status")
         if code in (401, 403):
-            raise SwarmnodeError("it wants another password")
+            raise SwarmnodeError("wrong password")
         if code == 421:
             raise SwarmnodeError("it answers only to its IP address or its own host name")
         if code != 200:
-            raise SwarmnodeError(f"it answers {code}")
+            raise SwarmnodeError(f"it answered with status {code}")
         return msgspec.json.decode(content, type=NodeStatus)
     except msgspec.DecodeError:
-        raise SwarmnodeError("it is no node, or one of another version") from None
+        raise SwarmnodeError("it is not a node, or one of another version") from None
     except (OSError, HTTPException, ValueError) as error:
         raise SwarmnodeError(f"no answer: {error or type(error).__name__}") from None
 
@@ -119,7 +119,7 @@ def page_at(address: str, password: str = "") -> PageAddress:
     is_tls = url is not None and url.scheme == "https"
     if url is None or not host or url.scheme not in ("http", "https") or not (port or "://" in address):
         raise ConfigError(
-            f"{address.rpartition('@')[2]} is neither a home of a node here nor an address of a page",
+            f"{address.rpartition('@')[2]} is neither the home of a node here nor the address of a page",
             hint="name a folder that exists, or HOST:PORT, or http://HOST:PORT as the node printed it",
         )
     secret = unquote(url.password or "") or password

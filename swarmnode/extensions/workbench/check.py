@@ -228,28 +228,28 @@ class _Checker:
             if len(self.examples) / draw_s < SLOW_DRAWS_PER_S:
                 self.warn(
                     f"drawing takes {1000 * draw_s / len(self.examples):.1f} ms per example",
-                    "prepare slow things once at the top of the file: peers draw your examples again",
+                    "do slow work once, at the top of the file: peers draw your examples again",
                 )
 
     def judge_repeatability(self) -> None:
         here = self.task.digest()
         for name, kind in here.no_data.items():
             self.warn(
-                f"the column {name!r} is of type {kind}, which is no data:"
-                " nobody can tell if it stays the same",
-                "yield texts, numbers, lists and dictionaries: a reward or reset() can make objects of them",
+                f"the column {name!r} is of type {kind}, which is not plain data:"
+                " nodes cannot check that it stays the same",
+                "yield texts, numbers, lists and dictionaries: a reward or reset() can build objects",
             )
         if here != self.task.digest():
             self.error(
                 "two draws of the same seed differ",
-                "draw from random.Random(seed) only: no global random, clock or shared state",
+                "draw only from random.Random(seed): no global random, clock or shared state",
             )
             return
         with self.load(random_hashes=True) as fresh:
             if here != fresh.digest():
                 self.error(
-                    "another process draws other examples",
-                    "do not use hash() or the order of a set: Python changes both in each process",
+                    "another process draws different examples",
+                    "do not use hash() or the order of a set: both differ between Python processes",
                 )
 
     def judge_variety(self) -> None:
@@ -260,7 +260,7 @@ class _Checker:
         if held_out == len(examples):
             self.error("every drawn prompt is held out for evaluation", "ask more different questions")
         if (distinct := _distinct_share(examples)) < 0.5:
-            self.warn(f"{1 - distinct:.0%} of prompts are repetitions", "the policy may learn them by heart")
+            self.warn(f"{1 - distinct:.0%} of prompts are duplicates", "the policy may memorize them")
         seed, neighbour = (next(iter(task.examples(seed)), None) for seed in SEEDS[:2])
         if seed and neighbour and seed.prompt == neighbour.prompt:
             self.warn("two seeds begin with the same prompt", "let the seed change the examples' order")
@@ -294,23 +294,24 @@ class _Checker:
         if unstable:
             self.error(
                 "the same text scores differently the second time",
-                "no randomness, clock or model in rewards, and nothing that they keep from call to call",
+                "rewards must not use randomness, a clock or a model, or keep anything between calls",
             )
         if unrewarded:
-            self.error("no completion gets any reward, only None", "return a number where the reward applies")
+            self.error("no completion gets a reward, only None", "return a number where the reward applies")
         told = [row for row in rewards if len(row) > len(WRONG_ANSWERS)]
         if plain and told and not any(map(_prefers_last, told)):
             self.warn(INDIFFERENT, "there is nothing to learn from equal rewards")
         if scores_per_s < SLOW_SCORES_PER_S:
             self.warn(
-                f"{scores_per_s:.0f} completions scored per second", "every node scores what it hears of"
+                f"{scores_per_s:.0f} completions scored per second",
+                "every node scores the answers it hears of",
             )
         # By what is learned from: a number for `log_metric` may be about a whole group.
         if not (unstable or unrewarded) and rewards[: len(alone)] != _totals(alone):
             self.warn(
-                "an answer scores otherwise alone than beside others",
-                "a reward that compares answers, by a vote say, means nothing for a single one, as in"
-                " `swarmnode eval` without --samples",
+                "an answer scores differently alone than beside others",
+                "a reward that compares answers (by a vote, for example) means nothing for a single one, as"
+                " in `swarmnode eval` without --samples",
             )
 
     def judge_episode(self) -> EpisodeReport | None:
@@ -326,11 +327,13 @@ class _Checker:
             difference = difference_of(first, second) or difference_of(first, other)
             if task.exchangeable and difference:
                 self.error(
-                    f"the same words are answered differently the second time: {difference}",
-                    "leave out `exchangeable = True`, or draw what happens from the example's columns",
+                    f"the environment answers the same words differently the second time: {difference}",
+                    "remove `exchangeable = True`, or derive what happens from the example's columns",
                 )
             if total_reward(first.scores) is None:
-                self.warn("the episode that was tried has no reward", "it may need better words")
+                self.warn(
+                    "the episode that was tried has no reward", "a better answer may be needed to earn one"
+                )
             return EpisodeReport(first.turns, first.scores, difference)
         return None
 
@@ -348,7 +351,7 @@ class _Checker:
                 return None
             if is_environment(task) or judges_groups(task):
                 what = "demonstrations are not used: the task answers back or compares answers"
-                self.warn(what, f"leave out the column {COLUMN!r}")
+                self.warn(what, f"remove the column {COLUMN!r}")
                 return None
             rights = [right for example, _ in found if (right := find_right(task, example)) is not None]
             judged = [
@@ -367,9 +370,9 @@ class _Checker:
                 text, example, reward = wrong[0]
                 worth = "no reward" if reward is None else f"the reward {reward:g}"
                 self.warn(
-                    f"{len(wrong)} of {len(judged)} demonstrations do not have full marks and are not learnt"
-                    f" from: {text!r:.60} to {example.prompt!r:.60}, for example, has {worth}",
-                    "write what the task's own judge gives full marks",
+                    f"{len(wrong)} of {len(judged)} demonstrations do not get full marks and are not learnt"
+                    f" from: for example, {text!r:.60} to {example.prompt!r:.60} gets {worth}",
+                    "write answers that the task's own judge gives full marks",
                 )
             return JudgedDemonstrations(len(judged), len(judged) - len(wrong))
         return None
@@ -380,7 +383,7 @@ class _Checker:
         if COLUMN not in columns.values() and (near := get_close_matches(COLUMN, columns, 1, SIMILAR)):
             self.warn(
                 f"the column {columns[near[0]]!r:.60} is not read as demonstrations",
-                f"call it {COLUMN!r} if it holds right answers to begin with",
+                f"rename it to {COLUMN!r} if it holds right answers to start from",
             )
 
     def judge_rights(self) -> dict[str, float] | None:
@@ -402,9 +405,9 @@ class _Checker:
             return None
         if passed:
             self.warn(
-                "right answers have full marks with text in them that nobody asked for",
-                "strangers can teach what a reward lets through: read all of the answer where you can"
-                " (rewards/README.md has strict ones)",
+                "right answers get full marks even with text added that nobody asked for",
+                "strangers can teach whatever a reward lets through: judge the whole answer where you can"
+                " (rewards/README.md has strict rewards)",
             )
         if rewards and all(own is not None and other is not None and other >= own for own, other in rewards):
             self.warn(

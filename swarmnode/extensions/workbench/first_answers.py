@@ -50,7 +50,7 @@ class FirstAnswers:
             return f"no answer is right yet, and there is nothing to learn from: what helps is {WHAT_HELPS}"
         if self.paid > OFTEN:
             return "nearly every answer is right already: harder examples would teach more"
-        return "answers to one example always have equal rewards: a reward that tells them apart would teach"
+        return "answers to one example always get equal rewards: a reward that tells them apart would teach"
 
 
 def first_answers(tried: Iterable[TriedExample], demonstrated: int = 0) -> FirstAnswers:

@@ -34,10 +34,10 @@ from swarmnode.settings.config_layers import load_settings
 from swarmnode.tasks.data_settings import specs_of
 from swarmnode.types import Example
 
-app = typer.Typer(help="List, look at, check, try and begin tasks.", no_args_is_help=True)
+app = typer.Typer(help="List, inspect, check, try out and create tasks.", no_args_is_help=True)
 
 Spec = Annotated[
-    str, typer.Argument(metavar="TASK", help="As `join --task` takes it: a name, a file, a data set.")
+    str, typer.Argument(metavar="TASK", help="As for `join --task`: a name, a file or a data set.")
 ]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the draw.")]
 
@@ -77,8 +77,8 @@ def show(
 ) -> None:
     """Print a task's name, version, rewards and examples, and whether peers can exchange it.
 
-    Exchange means: a peer with the same task draws an example again and judges the answers by itself. The
-    settings are those of a node: its sandbox, its limits, its rewards of data sets.
+    To exchange means that a peer with the same task draws the example again and judges the answers itself.
+    Uses a node's settings: its sandbox, its limits, its rewards for data sets.
     """
     settings = load_settings(
         home=home, preset=preset, config_file=config, assignments=set_, flags=_only(task)
@@ -95,9 +95,9 @@ def new(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Write a task file to begin with: twenty commented lines that pass `task check`."""
+    """Write a task file to start from: twenty commented lines that pass `task check`."""
     write_template(file, environment=environment)
-    tell(json, {"wrote": str(file)}, [f"wrote {file}: change it, then `swarmnode task check {file}`"])
+    tell(json, {"wrote": str(file)}, [f"wrote {file}: edit it, then run `swarmnode task check {file}`"])
 
 
 @app.command("try")
@@ -109,7 +109,7 @@ def try_(
     best: Best = False,
     greedy: Greedy = False,
     count: Annotated[int, typer.Option("--count", min=1, max=100, help="How many examples.")] = 3,
-    samples: Annotated[int, typer.Option("--samples", min=1, max=64, help="Answers to each.")] = 2,
+    samples: Annotated[int, typer.Option("--samples", min=1, max=64, help="How many answers to each.")] = 2,
     seed: Seed = 0,
     policy: Policy = 0,
     home: Home = None,
@@ -120,7 +120,7 @@ def try_(
 ) -> None:
     """Play a task against the newest checkpoint of this home, or against the base model.
 
-    Prints each prompt, the answers and what the rewards say of them. Nothing is trained.
+    Prints each prompt, the answers and their rewards. Nothing is trained.
     """
     settings = settings_of_trained(
         home=home,
@@ -149,7 +149,12 @@ def check(
     model: Model = None,
     samples: Annotated[
         int,
-        typer.Option("--samples", min=0, max=256, help="Also ask the untrained model, so often an example."),
+        typer.Option(
+            "--samples",
+            min=0,
+            max=256,
+            help="Also ask the untrained model, for this many answers to each example.",
+        ),
     ] = 0,
     home: Home = None,
     preset: Preset = None,
@@ -159,10 +164,9 @@ def check(
 ) -> None:
     """Draw and score a task, and report whether it is deterministic, disjoint and fast enough.
 
-    The settings are those of a node: its sandbox, its limits, its rewards of data sets. What does not answer
-    within tasks.score_timeout_s is an error of the report. With --samples it says, too, how often the model
-    is right before it is trained (pass@k), and what follows. Exits with 1 when something would keep it from
-    training.
+    Uses a node's settings: its sandbox, its limits, its rewards for data sets. Code that does not answer
+    within tasks.score_timeout_s is reported as an error. With --samples it also says how often the untrained
+    model is right (pass@k), and what that means. Exits with 1 if something would prevent training.
     """
     settings = load_settings(
         home=home,
@@ -202,7 +206,7 @@ def _conclude(report: TaskReport, untrained: Iterator[FirstAnswers]) -> Iterator
     if not report.ok:
         yield "not ready: see the errors above"
     elif found is not None and not found.begins:
-        yield "nothing can be learnt alone yet: see what helps the untrained model above"
+        yield "a node on its own cannot learn anything yet: see above for what helps the untrained model"
     elif not report.teaches:
         yield "it can be trained on, but teaches little: see the warnings above"
     elif report.findings:
@@ -240,9 +244,9 @@ def _describe(report: TaskReport) -> Iterator[str]:
 
 def _let_through(report: TaskReport) -> str:
     if report.lets_through is None:
-        return "unknown (no `answer` or demonstration of an example scores better than nonsense, as it is)"
+        return "unknown (no `answer` or demonstration, taken as it is, scores better than nonsense)"
     through = [f"{name} ({share:.0%})" for name, share in report.lets_through.items() if share > 0]
-    return ", ".join(through) or "nothing besides the answer, of what was tried"
+    return ", ".join(through) or "nothing that was tried, besides the answer"
 
 
 def _number(value: float | None, spec: str) -> str:
@@ -254,7 +258,7 @@ def _portray(portrait: TaskDescription) -> Iterator[str]:
     yield f"  rewards   {', '.join(portrait.rewards)}"
     share = f"{portrait.held_out_share:.1%} of {portrait.drawn} examples"
     yield f"  held out  {share} (for evaluation, never trained on)"
-    peers = "a peer can draw it again and judge it" if portrait.exchangeable else "its rollouts stay at home"
+    peers = "peers can draw it again and judge it" if portrait.exchangeable else "its rollouts stay at home"
     yield f"  exchange  {peers}"
     if portrait.most_turns is not None:
         tools = f", tools: {', '.join(portrait.tools)}" if portrait.tools else ""

@@ -12,8 +12,8 @@ TEMPLATE = '''\
 """Sums of two numbers. The task is called after this file; peers who have the same file exchange rollouts."""
 import random
 
-# The same seed must give the same examples on every machine: whoever hears of an answer draws its question
-# again. So draw from random.Random(seed), never from a clock, a global random or hash().
+# The same seed must give the same examples on every machine: a peer that hears of an answer draws its
+# question again. So draw from random.Random(seed), never from a clock, a global random or hash().
 def examples(seed):
     rng = random.Random(seed)
     for _ in range(1000):
@@ -37,10 +37,10 @@ ENVIRONMENT_TEMPLATE = '''\
 import random
 
 class Guessing:
-    exchangeable = True  # What it answers follows from reset() and from what is said: peers play it again.
+    exchangeable = True  # Its answers follow from reset() and from what is said, so peers can replay it.
     most_turns = 6  # Turns of the policy.
 
-    # Gets the columns of the example by name. What it returns stands at the end of the prompt.
+    # Gets the columns of the example by name. What it returns is appended to the prompt.
     def reset(self, answer, **columns):
         self.answer, self.found = int(answer), False
         return " Then say the number."
@@ -56,8 +56,8 @@ class Guessing:
         self.found = self.found or number == self.answer
         return "yes" if number == self.answer else "higher" if number < self.answer else "lower"
 
-    # What the episode was worth, once a turn calls no tool or there are no more turns. reward(completions,
-    # environments, **columns) may be added to it, or stand in its place.
+    # The reward of the episode, once a turn calls no tool or no turns are left. reward(completions,
+    # environments, **columns) may be added to it, or replace it.
     def get_reward(self):
         return float(self.found)
 
@@ -76,13 +76,13 @@ def write_template(path: Path, *, environment: bool = False) -> None:
     """Writes the file, unless there is one. Raises TaskError, StorageError."""
     if path.suffix != ".py" or not TASK_NAME.fullmatch(path.stem):
         raise TaskError(
-            f"{path.name} is no name for a task file",
-            hint="letters, digits, dots, - and _, then .py",
+            f"{path.name} is not a valid name for a task file",
+            hint="use letters, digits, dots, - and _, then .py",
         )
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(ENVIRONMENT_TEMPLATE if environment else TEMPLATE)
     except FileExistsError as error:
-        raise StorageError(f"{path} exists already", hint="name a file that does not") from error
+        raise StorageError(f"{path} exists already", hint="name a file that does not exist yet") from error
     except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}", hint="is the path right?") from error
+        raise StorageError(f"cannot write {path}: {error.strerror}", hint="check the path") from error

@@ -94,7 +94,7 @@ def _open_policy(
     longest_sequence(config, local.base.name, local.base.max_positions)
     if checkpoint is not None:
         return local, f"checkpoint {of_round(checkpoint)}", config
-    name = "base model" if base else "base model, for there is no checkpoint in this home"
+    name = "base model" if base else "base model, since this home has no checkpoint"
     return local, name, config
 
 

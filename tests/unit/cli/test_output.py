@@ -20,7 +20,7 @@ def run(*arguments: str) -> tuple[int, Any, str]:
     ("arguments", "code", "error"),
     [
         (("status",), 1, "no node is running here"),
-        (("pause", "never"), 2, "'never' is no duration"),
+        (("pause", "never"), 2, "'never' is not a duration"),
         (("runs", "remove", "gone"), 9, "no run gone in this home"),
         (("eval", "--samples", "many"), 2, "Invalid value for '--samples'"),
         (("status", "--colour"), 2, "No such option: --colour"),

@@ -81,7 +81,7 @@ async def test_a_running_node_is_asked_once_and_the_second_request_ends_the_proc
 ) -> None:
     asked = asyncio.Queue[str]()
     with Heard() as signals, caplog.at_level("INFO", "swarmnode"):
-        signals.hand_to(lambda: asked.put_nowait("stop"), "stopping: peers are told goodbye")
+        signals.hand_to(lambda: asked.put_nowait("stop"), "stopping: saying goodbye to peers")
         signal.raise_signal(signal.SIGINT)
         await asked.get()
         signals.now_s = SAME_REQUEST_S + 0.1
@@ -89,7 +89,7 @@ async def test_a_running_node_is_asked_once_and_the_second_request_ends_the_proc
         assert await asyncio.to_thread(signals.ended.get) == INTERRUPTED
     assert asked.empty()
     assert [record.getMessage() for record in caplog.records] == [
-        "stopping: peers are told goodbye; press Ctrl-C again to stop immediately",
+        "stopping: saying goodbye to peers; press Ctrl-C again to stop immediately",
         "stopped immediately; the next start resumes from the last checkpoint",
     ]
 

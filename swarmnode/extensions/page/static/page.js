@@ -108,7 +108,7 @@ function showCard(target, verdict) {
 
 const BUTTONS = {
   pause: ["Pause", "Pause when this round is done"],
-  resume: ["Resume", "Go on"],
+  resume: ["Resume", "Continue the run"],
   finish: ["Finish round", "End when this round is done, with a checkpoint"],
   stop: ["Stop", "End now, with a checkpoint"],
 };
@@ -142,7 +142,7 @@ async function ask(request) {
     });
     said = answer.ok ? (await answer.json()).answer : await answer.text();
   } catch (error) {
-    if (error.name === "TimeoutError") said = "no answer yet; the node may have heard it";
+    if (error.name === "TimeoutError") said = "no answer yet; the node may have received it";
   }
   $("answer").textContent = `${BUTTONS[request][0]}: ${said}`;
   $("answer").hidden = false;
@@ -160,7 +160,7 @@ function showHelp(found) {
   facts($("shared"), [
     ["Swarm", health.nodes ? [
       `${counted(health.nodes, "other node", "other nodes")} heard`,
-      tried ? `${health.reached} of ${tried} in reach` : "",
+      tried ? `${health.reached} of ${tried} reachable` : "",
       health.headers_per_s === null ? "" : `${number(health.headers_per_s, 1)} headers/s`,
       health.tasks.length ? `on ${nodesOf(health.tasks)}` : "",
       health.versions.length ? `of version ${nodesOf(health.versions)}` : "",
@@ -172,7 +172,7 @@ function showHelp(found) {
     ["Given", `${counted(exchange.published, "group", "groups")} announced, ${exchange.served} fetched by others, ${(exchange.bytes_out / 1e6).toFixed(2)} MB`],
     ["Got", `${exchange.headers} heard, ${exchange.fetched} fetched, ${exchange.accepted} accepted, ${(exchange.bytes_in / 1e6).toFixed(2)} MB`],
     ["This week", found.week],
-    ["Thanked", receipts.nodes ? `${counted(receipts.nodes, "node", "nodes")} learnt from groups of ours, ${counted(receipts.groups, "time", "times")} in all` : ""],
+    ["Thanked", receipts.nodes ? `${counted(receipts.nodes, "node", "nodes")} learnt from our groups, ${counted(receipts.groups, "time", "times")} in all` : ""],
     ["Not used", found.dropped],
     ["Help", help.asked || help.heard ? `asked others ${help.asked} times, was asked ${help.heard} times` : ""],
   ]);
@@ -180,7 +180,7 @@ function showHelp(found) {
   if (found.peers.length) {
     put(body, ...found.peers.map((peer) => {
       const made = row([["", ""], [distance(peer.connected), ""], [whole(peer.gave), "number"],
-        [peer.waits ? "waits: does not go our way yet" : peer.gave ? "yes" : "not yet", ""]]);
+        [peer.waits ? "waits: does not agree with ours yet" : peer.gave ? "yes" : "not yet", ""]]);
       made.cells[0].textContent = peer.name;
       made.cells[0].title = peer.peer;
       return made;
@@ -238,9 +238,9 @@ function showPipeline(pipeline) {
 function showPace(status) {
   const {speed, generation} = status;
   facts($("speed"), [
-    ["Round", speed.round_s === null ? "none is done" : `${number(speed.round_s, 2)} s: answers ${number(speed.generate_s, 2)} s, training ${number(speed.train_s, 2)} s`],
+    ["Round", speed.round_s === null ? "none done yet" : `${number(speed.round_s, 2)} s: answers ${number(speed.generate_s, 2)} s, training ${number(speed.train_s, 2)} s`],
     ["Tokens", speed.tokens_per_s === null ? "" : `${whole(Math.round(speed.tokens_per_s))} a second, ${whole(status.progress.tokens)} in all`],
-    ["Engine", `${generation.running} running, ${generation.waiting} waiting, ${generation.groups_in_flight} groups under way`],
+    ["Engine", `${generation.running} running, ${generation.waiting} waiting, ${generation.groups_in_flight} groups in progress`],
   ]);
   const phases = [...status.earlier, status.phase].filter((one) => one.name !== "starting");
   const begin = phases[0].since;
@@ -471,7 +471,7 @@ async function showSettings() {
   const all = $("all-settings").checked;
   const wanted = found.filter((one) => all || one.origin !== "default");
   const rows = wanted.map((one) => row([[one.key, ""], [one.value, ""], [one.origin, ""], [one.meaning, ""]]));
-  put($("settings-table").tBodies[0], ...(rows.length ? rows : [row([["All have their defaults", ""], ["", ""], ["", ""], ["", ""]])]));
+  put($("settings-table").tBodies[0], ...(rows.length ? rows : [row([["All are defaults", ""], ["", ""], ["", ""], ["", ""]])]));
 }
 
 // ---- staying up to date ----

@@ -128,12 +128,12 @@ class Alignment:
                 if vote.rivals[0].digest == packed.holding.digest:
                     self._before = full
                     return IterationEnd()
-                logger.info("our weights are those of %s but for rounding: we take theirs", names[0])
+                logger.info("our weights equal those of %s except for rounding: taking theirs", names[0])
                 return await self._adopted(states[0])
         if {side.before for side in vote.rivals} == {before.holding.digest}:
             logger.warning(
-                "step %d is undone: the weights of %s differ, and nothing tells which are right. "
-                "If that goes on, leave one out (pipeline.members)",
+                "step %d is undone: the weights of %s differ, and it is unknown which are right. "
+                "If this continues, leave one out (pipeline.members)",
                 context.iteration + 1, " and ".join(names),
             )  # fmt: skip
             return replace(await self._adopted(await self._unpacked(before)), undone=True)
@@ -157,7 +157,7 @@ class Alignment:
                 tensors = await self._reload(peers, context.iteration + 1)
             return await asyncio.to_thread(_checked, tensors, context.worker.model, digests, whole=whole)
         except (NetworkError, CheckpointError, TimeoutError) as error:
-            logger.warning("the weights of %s are not to be had: %s", ", ".join(peers), error)
+            logger.warning("cannot get the weights of %s: %s", ", ".join(peers), error)
             return None
 
     async def _adopted(self, tensors: Mapping[str, Tensor]) -> IterationEnd:

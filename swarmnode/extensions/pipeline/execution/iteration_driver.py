@@ -181,7 +181,7 @@ class MicroBatchDriver:
                 return
             report.retried += 1
             node = path[failure.position]
-            logger.info("micro-batch %d does not pass node %d: %s", hop.micro_batch, node, failure.trouble)
+            logger.info("micro-batch %d cannot pass node %d: %s", hop.micro_batch, node, failure.trouble)
             if failure.position == 0:
                 break  # Our own layers, or the loss, have no finite numbers for it.
             if failure.trouble == "silent":

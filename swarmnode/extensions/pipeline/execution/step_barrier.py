@@ -169,7 +169,9 @@ class StepBarrier:
         astray = counted_elsewhere(counted, finished, [path[0] for path in plan.paths])
         own = worker.take_gradients()
         if astray:
-            logger.warning("our gradients are left out: %d micro-batches came back another way", len(astray))
+            logger.warning(
+                "our gradients are left out: %d micro-batches came back along another path", len(astray)
+            )
             return NOTHING
         return own
 
@@ -201,5 +203,5 @@ class StepBarrier:
             )
         except NetworkError as error:
             # Where the others did without us, the next comparison of weights brings us back to theirs.
-            logger.warning("stepping on our own gradients alone: %s", error)
+            logger.warning("taking the step with our own gradients only: %s", error)
             return Combined(own, (us,), {})

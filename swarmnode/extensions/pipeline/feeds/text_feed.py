@@ -79,7 +79,7 @@ class TextSource:
             raise ConfigError(
                 f"{named} has {len(self._tokens)} tokens, which are {len(self._learned)} sequences of "
                 f"{settings.sequence_tokens}; a micro-batch needs {settings.batch_sequences}",
-                hint="give more text, or shorter sequences, or fewer of them per micro-batch",
+                hint="use more text, shorter sequences, or fewer sequences per micro-batch",
             )
 
     @classmethod
@@ -167,13 +167,13 @@ def _documents(folder: Path) -> Iterator[str]:
         left -= len(data)
         if left < 0:
             raise ConfigError(
-                f"the text in {folder} is larger than {MAX_TEXT_BYTES} bytes", hint="give a part of it"
+                f"the text in {folder} is larger than {MAX_TEXT_BYTES} bytes", hint="use only part of it"
             )
         try:
             yield data.decode()
         except UnicodeDecodeError as error:
             raise ConfigError(
-                f"{file} is no text: byte {error.start} is not UTF-8",
+                f"{file} is not a text file: byte {error.start} is not UTF-8",
                 hint="leave only text files in the folder",
             ) from error
 

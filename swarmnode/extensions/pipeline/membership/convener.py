@@ -145,10 +145,12 @@ class Convener:
             return True
         if idle:
             logger.warning(
-                "planning without %s: it was their turn, and they did not", ", ".join(sorted(idle))
+                "planning without %s: it was their turn to propose, and they did not", ", ".join(sorted(idle))
             )
         if useless:
-            logger.warning("planning without %s: they take micro-batches and do nothing", ", ".join(useless))
+            logger.warning(
+                "planning without %s: they accept micro-batches but do not process them", ", ".join(useless)
+            )
         if await self._hold_round(others):
             self._judged |= {*useless}
         self._due_since_s = None
@@ -322,7 +324,7 @@ class Convener:
             if self._again[peer] > MAX_AGAIN:
                 outcome.failed[peer] = why
                 continue
-            logger.info("%s ended the change of plan, another one begins: %s", peer, why)
+            logger.info("%s ended the change of plan, starting another: %s", peer, why)
             try:
                 await self._ask(peer, Ping(self._status()))
             except NetworkError as error:
@@ -337,8 +339,8 @@ class Convener:
         if outcome.resign:
             self._resigned_until_s = now_s + RESIGNED_FOR * settings.barred_s
             logger.error(
-                "most members of pipeline %s came to another plan than we did: is this swarmnode another "
-                "version? The next member convenes",
+                "most members of pipeline %s computed a different plan: is this another version of "
+                "swarmnode? The next member convenes",
                 settings.name,
             )
         for peer, why in outcome.failed.items():

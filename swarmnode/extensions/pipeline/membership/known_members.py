@@ -156,7 +156,7 @@ class KnownMembers:
             )
         wrong = differing(self._terms, presence.terms)
         if wrong:
-            self.tell(author, f"{wrong}; start the one that is wrong again, with the same model and settings")
+            self.tell(author, f"{wrong}; restart the one that is wrong, with the same model and settings")
             raise Rejected(Refusal.OTHER_TERMS, wrong)
         return author, presence
 
@@ -351,7 +351,7 @@ class KnownMembers:
         if self._told.get(author) == wrong:
             return
         self._told[author] = wrong
-        logger.warning("%s cannot be in pipeline %s with us: %s", author, self.settings.name, wrong)
+        logger.warning("%s cannot join pipeline %s with us: %s", author, self.settings.name, wrong)
 
 
 def _lose(known: KnownMember, now_s: float) -> None:

@@ -140,7 +140,7 @@ class LinkProber:
                 costs = await self.measure(peer_id)
                 link.recent.append((self._clock(), costs))
             except NetworkError as error:
-                logger.debug("no probe of %s came through: %s", peer_id, error)
+                logger.debug("no probe to %s got through: %s", peer_id, error)
             link.due_at_s = self._clock() + REFRESH_S
 
     def links(self) -> dict[str, LinkCosts]:

@@ -173,7 +173,7 @@ class Membership:
         self._follower.busy = True
         if said:
             logger.info(
-                "iteration %d goes on under plan %s, epoch %d", iteration, plan.digest[:8], plan.epoch
+                "iteration %d continues under plan %s, epoch %d", iteration, plan.digest[:8], plan.epoch
             )
         return plan
 

@@ -92,7 +92,7 @@ class OwnPresence:
         try:
             self.renew()
         except Rejected as error:
-            logger.warning("our costs are not announced, the last ones go on: %s", error)
+            logger.warning("our costs are not announced, the last ones remain in use: %s", error)
 
     def _has_news(self) -> bool:
         now, told = self._announcement(), self.announced

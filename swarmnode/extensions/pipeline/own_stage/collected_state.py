@@ -109,7 +109,7 @@ async def stage_state(
             f"nobody has layers {part.first_layer} to {part.end_layer - 1}",
             hint="start these layers from the model's folder, or from a checkpoint",
         )
-    logger.error("what was learnt in layers %s is lost, they go on from what is at hand", lost)
+    logger.error("what was learnt in layers %s is lost, they continue from what is available", lost)
     tensors = dict(wanted)
     for each in found:
         tensors |= each.tensors

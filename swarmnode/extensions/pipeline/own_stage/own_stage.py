@@ -212,7 +212,7 @@ class OwnStage:
             self.decode.adopt(None)
             self._held = self._next = self._worker = None
             logger.info(
-                "epoch %d: no stage for us under plan %s: we stand by", agreed.epoch, agreed.digest[:8]
+                "epoch %d: no stage for us under plan %s, standing by", agreed.epoch, agreed.digest[:8]
             )
             return
         held = await self._holding(part)
@@ -296,7 +296,7 @@ class OwnStage:
         try:
             await asyncio.to_thread(self._checkpoints.write, state)
         except StorageError as error:
-            logger.error("%s; the pipeline goes on", error)
+            logger.error("%s; the pipeline continues", error)
 
     async def leave(self, *, hand_over: bool) -> None:
         """Write the state to disk. With `hand_over` have it copied by the neighbour first, since we may be
@@ -358,7 +358,7 @@ class OwnStage:
         except CheckpointError as error:
             if agreed.iteration:
                 logger.error(
-                    "what was learnt in layers %d to %d is lost, they go on from what is at hand: %s",
+                    "what was learnt in layers %d to %d is lost, they continue from what is available: %s",
                     held.part.first_layer, held.part.end_layer - 1, error,
                 )  # fmt: skip
             held.iteration, held.is_known = agreed.iteration, not agreed.iteration

@@ -104,8 +104,8 @@ class Feeder:
             if path and (route := self._chain.route(path, self._around)) is not None:
                 return route
         raise EngineError(
-            f"{self._choose_path(prompt_ids)} is no path through this pipeline",
-            hint="it begins at stage 0 and visits no stage twice",
+            f"{self._choose_path(prompt_ids)} is not a path through this pipeline",
+            hint="a path begins at stage 0 and visits no stage twice",
         )
 
     def add(self, row: int, prompt: tuple[int, ...], sampled: Sequence[int], path: StagePath) -> None:
@@ -292,7 +292,7 @@ class Feeder:
                 raise EngineError(
                     f"messages through the pipeline failed {trouble.rounds} times, last: {stopped.why}, "
                     f"{stopped.detail}",
-                    hint="what was sampled is kept; look at the members of the pipeline",
+                    hint="what was sampled is kept; check the members of the pipeline",
                 )
             where = "" if stopped.node is None else f"node {stopped.node} "
             trouble.causes[f"{where}{stopped.why} ({stopped.detail})"] = None

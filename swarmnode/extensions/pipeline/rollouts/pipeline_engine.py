@@ -213,8 +213,8 @@ class PipelineEngine(TorchEngine):
     def _check_versions(self, staying: Iterable[DecodePolicy]) -> None:
         for policy in staying:
             raise EngineError(
-                f"a request in flight stays on policy {policy.version}, and a pipeline has one at a time",
-                hint="let it end or abort it, then update",
+                f"a request in flight stays on policy {policy.version}, but a pipeline has one at a time",
+                hint="let it finish or abort it, then update",
             )
 
     def _pairs(self, update: PolicyUpdate) -> LoraPairs:

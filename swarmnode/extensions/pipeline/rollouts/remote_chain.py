@@ -124,7 +124,7 @@ class RemoteChain:
             future.cancel()
             raise EngineError(
                 f"the node's event loop or stage did nothing for {most_s + SPARE_S:g} s",
-                hint="what was sampled is kept; look at what else the stage computes",
+                hint="what was sampled is kept; check what else the stage computes",
             ) from error
 
     async def _run_all(self, feeds: Sequence[ChainFeed]) -> list[Tensor | Stopped]:
@@ -140,7 +140,7 @@ class RemoteChain:
         except TimeoutError as error:
             raise EngineError(
                 f"our own stage was not there within {SETTLE_TIMEOUT_S:g} s",
-                hint="what was sampled is kept; look at what the log says of the change of plan",
+                hint="what was sampled is kept; see the log for the change of plan",
             ) from error
         if self._node.plan != self._members.plan:
             raise EngineError("under the new plan this node does not sample")

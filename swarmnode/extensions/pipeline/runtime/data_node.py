@@ -134,14 +134,14 @@ class DataNode:
                 self._supervisor.membership.rests()
                 raise
             except ModelError as error:
-                logger.warning("iteration %d is tried again: %s", self.iteration, error)
+                logger.warning("retrying iteration %d: %s", self.iteration, error)
                 self._supervisor.membership.rests()
                 await asyncio.sleep(1.0)
                 continue
             self._after_step(report)
             return report
         raise PipelineError(
-            f"no iteration could be run under {MAX_TRIES} plans", hint="look at the other members' logs"
+            f"no iteration could be run under {MAX_TRIES} plans", hint="see the logs of the other members"
         )
 
     async def _agreed(self) -> AgreedPlan | None:

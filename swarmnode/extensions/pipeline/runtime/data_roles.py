@@ -85,7 +85,7 @@ class RolloutRole:
         self.replanned(agreed)
         if data_node.parts.config.pipeline.trainable == "lora":
             folder = self._inputs.store.folder
-            logger.info("we hold the data: from here on the whole adapter is saved here, in %s", folder)
+            logger.info("we hold the data: from now on the whole adapter is saved here, in %s", folder)
         learner = self._learner(agreed)
         config = data_node.parts.config
         self._node = node = NodeLoop(

@@ -132,7 +132,7 @@ class MembershipSupervisor:
         if self._failures >= MAX_FAILURES:
             raise PipelineError(
                 f"our part in the pipeline failed {self._failures} times in a row: {self.trouble}",
-                hint="the log of this member has the tracebacks; start it again once that is mended",
+                hint="the log of this member has the tracebacks; restart it once that is fixed",
             ) from error
         pause_s = self._first_pause_s * 2 ** (self._failures - 1)
         logger.error(

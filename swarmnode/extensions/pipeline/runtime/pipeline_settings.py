@@ -67,7 +67,7 @@ def check_closed(config: Config, *, private: bool) -> None:
     if private or local or config.pipeline.members:
         return
     raise ConfigError(
-        f"swarm {config.swarm.name} is public, and a pipeline believes its members",
+        f"swarm {config.swarm.name} is public, and a pipeline trusts its members",
         hint="invite them: swarmnode swarm create NAME --private; or name them in pipeline.members, or let"
         f" everybody in with --set pipeline.members={ANYONE}",
     )

@@ -68,7 +68,7 @@ def schedule(instance: Instance, *, seed: int, budget: SearchBudget, start: Plan
     Raises ConfigError if the instance has no feasible plan.
     """
     if budget.steps is None and budget.seconds is None:
-        raise ConfigError("a search without end", hint="give the budget steps or seconds")
+        raise ConfigError("a search needs a limit", hint="set steps or seconds in the budget")
     search = _Search(instance, seed, budget, start)
     search.run()
     return Scheduled(Plan(instance, tuple(search.best)), search.best_run.makespan_s, search.steps)

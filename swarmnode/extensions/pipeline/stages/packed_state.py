@@ -78,7 +78,9 @@ def matching_moments(
             continue
         shapes = {"step": torch.Size(()), "exp_avg": ours.shape, "exp_avg_sq": ours.shape}
         if {key: tensor.shape for key, tensor in moments.items()} != shapes:
-            raise CheckpointError(f"the optimizer's tensors of {name} do not fit", hint="start it anew")
+            raise CheckpointError(
+                f"the optimizer's tensors of {name} do not fit", hint="start it from scratch"
+            )
         signs = (1 if key == "exp_avg" else moment.min() >= 0 for key, moment in moments.items())
         if not all(bool(torch.isfinite(moment).all()) for moment in moments.values()) or not all(signs):
             raise CheckpointError(f"the optimizer's tensors of {name} are none of Adam's")

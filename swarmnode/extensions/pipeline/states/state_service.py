@@ -170,7 +170,7 @@ class StateService:
         try:
             return await self._streams.ask(peer_id, MemberService.STATES, offer, bool, timeout_s=timeout_s)
         except (NetworkError, Rejected) as error:
-            logger.debug("%s does not keep our state: %s", peer_id, error)
+            logger.debug("%s did not keep our state: %s", peer_id, error)
             return False
 
     async def fetch(self, offer: Offer) -> HeldState:
@@ -254,7 +254,7 @@ class StateService:
                 held = self._at_hand(offer.holding.digest) or await self.fetch(offer)
                 found = await asyncio.to_thread(_opened, held.data, offer.holding, part, wanted)
             except CheckpointError as error:
-                logger.warning("looking for layers elsewhere: %s", error.message)
+                logger.warning("looking for layers at another peer: %s", error.message)
                 return {}, offer
             tensors = found | tensors
         return tensors, None
@@ -281,7 +281,7 @@ class StateService:
                     timeout_s=timeout_s, body=AnswerBody(rest, data),
                 )  # fmt: skip
         except (NetworkError, Rejected, TimeoutError) as error:
-            logger.debug("%s gives no whole state: %s", peer_id, error)
+            logger.debug("%s did not give a complete state: %s", peer_id, error)
 
     async def _holdings_of(self, peer_id: str) -> tuple[Holding, ...]:
         timeout_s = self._limits.answer_timeout_s
@@ -291,7 +291,7 @@ class StateService:
             )
             return told.held
         except (NetworkError, Rejected) as error:
-            logger.debug("%s does not tell what it holds: %s", peer_id, error)
+            logger.debug("%s did not say what it holds: %s", peer_id, error)
             return ()
 
     async def _answer(self, incoming: Incoming[StateQuestion]) -> Reply:

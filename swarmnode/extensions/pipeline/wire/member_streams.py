@@ -179,7 +179,7 @@ class MemberStreams:
         if answer.refused is not None:
             if answer.refused.reason is Refusal.OTHER_VERSION and stream.peer_id not in self._told:
                 self._told[stream.peer_id] = None
-                logger.warning("%s does not talk to us: %s", stream.peer_id, ascii(answer.refused.detail))
+                logger.warning("%s refuses to talk to us: %s", stream.peer_id, ascii(answer.refused.detail))
             raise MemberRefused(answer.refused)
         return content  # type: ignore[return-value]
 

@@ -136,4 +136,4 @@ def test_a_full_disk_is_said_once_and_stops_nothing(
     with kept:
         kept.see(status())
         kept._write()
-    assert caplog.text.count("cannot be kept") == 1
+    assert caplog.text.count("cannot save hours and energy") == 1

@@ -181,10 +181,10 @@ def test_nobody_is_said_to_try_without_the_extension_that_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (with_it,) = reach_findings(resolve_paths(tmp_path))
-    assert with_it.text == "others try whether they can reach you once a node runs here"
+    assert with_it.text == "once a node runs here, peers test whether they can reach it"
     monkeypatch.setattr("swarmnode.extensions.doctor.diagnosis.names", lambda kind: ())
     (without,) = reach_findings(resolve_paths(tmp_path))
-    assert without.text == "without the extension reach nobody here finds out who can reach you"
+    assert without.text == "without the extension reach, this node cannot find out who can reach it"
 
 
 def test_the_node_that_runs_here_is_asked_who_reaches_it(tmp_path: Path) -> None:

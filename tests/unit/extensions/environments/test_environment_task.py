@@ -326,7 +326,7 @@ def test_a_reset_that_says_something_else_each_time_is_refused() -> None:
 
     task = as_task(None, environment=Board)
     assert is_environment(task)
-    with pytest.raises(TaskError, match="something else each time"):
+    with pytest.raises(TaskError, match="something different each time"):
         play(task, first(task), ["a"])
 
 
@@ -362,11 +362,11 @@ def test_no_environment_stays_open_after_an_error() -> None:
         task.score(example, [(Turn("b"),), (Turn("bad"),)])
     with pytest.raises(TaskError, match="returned 5"):
         task.observe(example, [turn, Turn("bad")])
-    with pytest.raises(JudgementLost, match="cannot be played again"):
+    with pytest.raises(JudgementLost, match="cannot be replayed"):
         task.observe(example, [Turn("a", ({"role": "user", "content": "forged"},)), Turn("b")])
     with pytest.raises(TaskError, match="it is stuck"):
         next(iter(task.examples(1)))
-    with pytest.raises(TaskError, match="something else each time"):
+    with pytest.raises(TaskError, match="something different each time"):
         task.observe(replace(example, columns={"answer": "other"}), [Turn("a")])
     assert opened == []
 
@@ -518,8 +518,8 @@ class Late:
 @pytest.mark.parametrize(
     ("given", "options", "told"),
     [
-        (None, {"environment": 3}, "3 makes no environment. name the class"),
-        (None, {"environment": Echo()}, "makes no environment. name the class"),
+        (None, {"environment": 3}, "3 does not make an environment. name the class"),
+        (None, {"environment": Echo()}, "does not make an environment. name the class"),
         (None, {"environment": Late}, r"argument: .*url.*environment = lambda: Env\("),
         (None, {"environment": dict}, r"it has no reset\(\). write def reset"),
         ([("a", "b")], {"tools": []}, "there are 0 tools"),
@@ -539,8 +539,8 @@ def test_what_is_no_environment_is_refused(given: Any, options: dict[str, Any], 
 @pytest.mark.parametrize(
     ("assigned", "told"),
     [
-        ("environment = object()", "<object object at .* makes no environment. name the class"),
-        ("environment_factory = 5", "5 makes no environment. name the class"),
+        ("environment = object()", "<object object at .* does not make an environment. name the class"),
+        ("environment_factory = 5", "5 does not make an environment. name the class"),
         ("tools = print", "tools must be a list, got <built-in function print>"),
     ],
 )

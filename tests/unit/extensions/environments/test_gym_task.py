@@ -75,7 +75,7 @@ def test_a_level_of_its_curriculum_may_be_named(gym: None) -> None:
     longest = [max(len(e.prompt) for e in islice(task.examples(0), 30)) for task in (easy, hard)]
     assert longest[0] < longest[1]
     assert easy.version != hard.version
-    with pytest.raises(TaskError, match="level is a number from 0"):
+    with pytest.raises(TaskError, match="level must be a number from 0"):
         load_task("reasoning-gym:chain_sum?level=-1")
 
 

@@ -60,7 +60,7 @@ def test_tools_of_a_server_of_this_machine(halving: Environment) -> None:
     said = observed(play(halving, example, ["halve: 8", "halve: 7", 'halve("8")', "halve(13)", "halve(2)"]))
     assert said[:3] == ["4", "error: odd", "error: n must be integer"]
     assert said[3].startswith("error:")
-    assert "is not running any more" in said[4]
+    assert "is no longer running" in said[4]
 
 
 TELLING = """

@@ -140,7 +140,10 @@ def test_what_is_no_call_is_an_answer(said: str) -> None:
     [
         ("<tool_call>add(1)</tool_call>", "must be JSON"),
         ('<tool_call>{"name": "add"', "without </tool_call>"),
-        ('<tool_call>{"name": "sub", "arguments": {}}</tool_call>', "there is no tool 'sub'; there are: add"),
+        (
+            '<tool_call>{"name": "sub", "arguments": {}}</tool_call>',
+            "there is no tool 'sub'; there are: add",
+        ),
         ('<tool_call>{"name": "add", "arguments": {"left": "1"}}</tool_call>', "left must be integer"),
         ('<tool_call>{"name": "add", "arguments": {"left": true}}</tool_call>', "left must be integer"),
         ('<tool_call>{"name": "add", "arguments": {"left": 1.5}}</tool_call>', "left must be integer"),

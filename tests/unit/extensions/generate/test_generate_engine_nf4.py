@@ -136,7 +136,7 @@ def test_a_policy_of_another_model_is_refused_by_the_true_shape(packed: PreTrain
 
 
 def test_a_packed_model_is_not_moved(packed: PreTrainedModel) -> None:
-    with pytest.raises(EngineError, match="where it lies"):
+    with pytest.raises(EngineError, match="on its own device"):
         GenerateEngine(packed, (), device="meta")
 
 

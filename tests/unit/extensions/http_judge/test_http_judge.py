@@ -159,7 +159,7 @@ def test_what_could_not_be_had_in_time_is_unknown(judging: Judging, judge, caplo
     assert judge(time, model="m", timeout_s=60.0)(["?"], ["a"]) == [None]
     assert time.now == 50.0 and "gave no score: status 429" in caplog.text
     judging.says(chat("1"))
-    assert judge(model="m")(["?"], ["a"]) == [1.0], "what is unknown is not kept"
+    assert judge(model="m")(["?"], ["a"]) == [1.0], "what is unknown are not cached"
 
 
 def test_no_judge_is_waited_for_longer_than_anybody_waits_for_us(judging: Judging, judge) -> None:
@@ -248,7 +248,7 @@ def test_the_key_is_read_from_the_environment_and_never_shown(
     assert asks(["?"], ["a"]) == [1.0]
     assert judging.headers[0]["Authorization"] == f"Bearer {KEY}"
     judging.says((401, {}, f"no such key: {KEY}".encode()))
-    with pytest.raises(TaskError, match="refuses with status 401: no such key: ") as refused:
+    with pytest.raises(TaskError, match="refused it with status 401: no such key: ") as refused:
         asks(["?"], ["b"])
     assert KEY not in f"{refused.value} {caplog.text} {asks!r} {asks.config.model_dump_json()}"
 
@@ -363,7 +363,7 @@ def test_a_secret_in_the_wrong_setting_is_not_shown(
 def test_a_redirect_is_not_followed_with_the_key(judging: Judging, judge, monkeypatch) -> None:
     monkeypatch.setenv("JUDGE_KEY", KEY)
     judging.says((302, {"Location": f"{judging.url}/elsewhere"}, b""))
-    with pytest.raises(TaskError, match="refuses with status 302"):
+    with pytest.raises(TaskError, match="refused it with status 302"):
         judge(model="m", key_env="JUDGE_KEY")(["?"], ["a"])
     assert judging.paths == ["/chat/completions"]
 
@@ -398,7 +398,7 @@ def test_the_cache_is_bounded_and_a_damaged_one_is_done_without(tmp_path: Path, 
     (tmp_path / "damaged.sqlite").write_bytes(b"no database" * 1000)
     damaged = JudgementCache(tmp_path / "damaged.sqlite", most=3)
     damaged.put(b"key", b"said")
-    assert damaged.get(b"key") is None and "is not kept" in caplog.text
+    assert damaged.get(b"key") is None and "are not cached" in caplog.text
 
 
 def test_a_cache_that_another_process_holds_is_used_again_later(tmp_path: Path, caplog) -> None:

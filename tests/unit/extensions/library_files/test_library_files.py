@@ -88,7 +88,7 @@ def test_the_commands_show_export_and_import(tmp_path: Path) -> None:
     home, file = tmp_path / "home", tmp_path / "some.jsonl"
     file.write_bytes(line_of(signed(0)) + b"?\n" + line_of(signed(1)))
     taken = run("import", str(file), "--home", str(home))
-    assert taken.exit_code == 0 and "took 2 of 3 groups" in taken.output
+    assert taken.exit_code == 0 and "imported 2 of 3 groups" in taken.output
     assert "line 2: malformed" in taken.stderr
     out = tmp_path / "out.jsonl"
     assert "wrote 2 groups of 1 authors" in run("export", str(out), "--home", str(home)).output

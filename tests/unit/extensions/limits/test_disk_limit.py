@@ -97,5 +97,5 @@ def test_the_newest_and_the_best_of_every_run_stay_whatever_the_limit(paths: Pat
 def test_a_node_whose_home_is_too_large_does_not_start(paths: Paths) -> None:
     config = Config.model_validate({"limits": {"disk_gb": PIECE / GIB}})
     source = NodeSource(lambda: STATUS, RunControl(lambda: None), config, {}, paths)
-    with pytest.raises(StorageError, match="nothing is left that may go by itself"), guard_machine(source):
+    with pytest.raises(StorageError, match="nothing is left to delete automatically"), guard_machine(source):
         pass

@@ -96,7 +96,7 @@ def test_a_look_that_fails_lets_go_is_told_of_once_and_the_next_one_counts_again
     with machine_guard.guard_machine(source(control, hours="22-7")):
         assert seen_enough.wait(PATIENCE_S)
     assert found[:5] == ["", "outside 22-7", "", "", "outside 22-7"]
-    assert caplog.text.count("cannot look after this machine") == 1 and "the driver is gone" in caplog.text
+    assert caplog.text.count("cannot monitor this machine") == 1 and "the driver is gone" in caplog.text
 
 
 async def test_a_node_that_is_held_back_says_why_and_ends_its_rounds_when_it_is_not() -> None:

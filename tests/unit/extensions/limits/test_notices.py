@@ -77,7 +77,7 @@ def test_a_webhook_that_refuses_or_sends_elsewhere_is_asked_once(
     hook.status = status
     send_notice(hook.url, "words")
     assert len(hook.came) == 1
-    assert f"the webhook answers {status}" in caplog.text and SECRET_PATH not in caplog.text
+    assert f"the webhook answered {status}" in caplog.text and SECRET_PATH not in caplog.text
 
 
 def test_a_webhook_that_is_not_there_is_told_of_without_its_address(

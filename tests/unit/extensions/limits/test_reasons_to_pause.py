@@ -60,7 +60,7 @@ def test_heat_holds_until_it_is_eight_degrees_cooler() -> None:
     limits = LimitsConfig(temperature=84)
     heat = [Readings(NOON, temperature_c=degrees) for degrees in (84.0, 85.0, 77.0, 76.0, 84.0)]
     told = [after(limits, *heat[: count + 1]).get("temperature") for count in range(len(heat))]
-    assert told == [None, "85 \u00b0C, goes on below 76", "77 \u00b0C, goes on below 76", None, None]
+    assert told == [None, "85 \u00b0C, resumes below 76", "77 \u00b0C, resumes below 76", None, None]
 
 
 def test_a_listed_program_holds_while_it_runs() -> None:

@@ -56,10 +56,10 @@ def test_several_reasons_are_counted_the_most_frequent_first() -> None:
 def test_who_helps_says_how_many_may_teach_and_how_many_wait() -> None:
     found = helping(replace(STATUS, training=TrainReport(teaching=1, waiting=2, book_foreign=5)))
     assert (found.tone, found.word) == ("good", "1 may teach")
-    assert found.text == "2 peers, learnt from 1; 2 wait until their answers go our way"
+    assert found.text == "2 peers, learnt from 1; 2 wait until their answers agree with ours"
     assert helping(replace(STATUS, training=TrainReport(teaching=1))).tone == "open", "nothing is learnt yet"
     waits = helping(replace(STATUS, training=TrainReport(waiting=1)))
-    assert waits.word == "all wait" and waits.text.endswith("; 1 waits until its answers go our way")
+    assert waits.word == "all wait" and waits.text.endswith("; 1 waits until its answers agree with ours")
     assert helping(STATUS).word == "not measured", "as under a rule that lets everybody teach"
 
 
@@ -81,14 +81,14 @@ def since(gap: float) -> list[RoundRewards]:
 def test_a_sampler_that_agrees_says_how_far_apart_they_are() -> None:
     found = sampler(sampled(0.003), since(0.003))
     assert (found.tone, found.word) == ("good", "sampler and trainer agree")
-    assert found.text == "0.0030 nats apart on a token, mean"
+    assert found.text == "mean difference of 0.0030 nats per token"
     assert sampler(sampled(None), []).word == "not measured"
 
 
 def test_an_engine_that_runs_an_old_policy_is_an_error_with_a_name() -> None:
     found = sampler(sampled(0.08), since(0.002))
     assert (found.tone, found.word) == ("bad", "the engine runs an old policy")
-    assert found.text.startswith("SamplerLagsBehind: 0.0800 nats apart")
+    assert found.text.startswith("SamplerLagsBehind: mean difference of 0.0800 nats")
     found = sampler(sampled(0.5), since(0.5))
     assert found.tone == "bad" and found.text.startswith("SamplerDisagrees")
     assert sampler(sampled(0.08), since(0.07)).tone == "warn"

@@ -68,5 +68,5 @@ def test_without_a_node_each_command_says_so(tmp_path: Path) -> None:
     "text", ["", "2", "h", "-1h", "2 h", "1e3s", "2w", "\u0662h", "0s", "367d", "9" * 400 + "h"]
 )
 def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no duration"):
+    with pytest.raises(ConfigError, match="is not a duration"):
         seconds_of(text)

@@ -181,7 +181,7 @@ def test_the_panel_says_what_was_learnt_from_libraries() -> None:
 def test_the_panel_says_what_was_asked_for_and_what_was_done_for_others() -> None:
     assert "asked others" not in "\n".join(drawn(BUSY, 120, None))
     stats = HelpStats(asked=3, heard=7, answered=4, tried=2)
-    said = "asked others 3 times, were asked 7 times: 4 groups announced again and 2 examples tried for them"
+    said = "asked others 3 times, was asked 7 times: 4 groups announced again and 2 examples tried for them"
     assert said in "\n".join(drawn(replace(BUSY, help=stats), 140, None))
 
 
@@ -201,11 +201,11 @@ def test_the_panel_says_what_was_given_and_who_said_thanks() -> None:
     week, thanks = WeekContribution(31.4, 4.2, 412, 220, 9), ReceiptStats(groups=412, nodes=9)
     text = "\n".join(drawn(replace(BUSY, week=week, receipts=thanks), 120, None))
     assert "this week: 31 h, 4.2 kWh, 412 groups given, learnt from by 9 nodes, 220 learnt from" in text
-    assert "9 nodes learnt from groups of ours, 412 times in all" in text
+    assert "9 nodes learnt from our groups, 412 times in all" in text
     once = replace(BUSY, week=WeekContribution(0.5), receipts=ReceiptStats(groups=1, nodes=1))
     text = "\n".join(drawn(once, 120, None))
     assert "this week: 0.5 h, 0 groups given, 0 learnt from" in text
-    assert "1 node learnt from groups of ours, once in all" in text
+    assert "1 node learnt from our groups, once in all" in text
 
 
 def test_a_crowd_with_nasty_names_has_few_words_in_the_panel_and_none_in_the_metrics() -> None:
@@ -216,7 +216,7 @@ def test_a_crowd_with_nasty_names_has_few_words_in_the_panel_and_none_in_the_met
     )
     status = replace(BUSY, health=health)
     text = " ".join("\n".join(drawn(status, 160, None)).split())
-    assert "11 other nodes heard, 8 of 10 in reach, 12.3 headers/s; on \\x1b[2J0 (9)" in text
+    assert "11 other nodes heard, 8 of 10 reachable, 12.3 headers/s; on \\x1b[2J0 (9)" in text
     assert "and 4 more" in text and "\\x1b[2J4" not in text
     found = measurements(status)
     assert found["health.nodes"] == 11 and not any("\x1b" in name for name in found)
@@ -294,7 +294,7 @@ def test_the_time_that_a_plan_expects_is_told_from_the_one_an_iteration_took() -
 def test_restarts_for_memory_are_told() -> None:
     network = replace(STATUS.network, memory_restarts=3)
     told = written(NodePanel(replace(STATUS, network=network), [], [], 1000.0))
-    assert "replaced 3 times for its size" in told
+    assert "replaced 3 times for its memory use" in told
 
 
 def test_a_failed_checkpoint_is_shown_in_place_of_its_age() -> None:

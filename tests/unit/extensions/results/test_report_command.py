@@ -132,7 +132,7 @@ def test_without_a_run_that_is_said(tmp_path: Path, paths: Paths) -> None:
     with pytest.raises(CheckpointError, match="there is no run gone"):
         written(paths, "--run", "gone")
     (paths.logs / "metrics.jsonl").unlink()
-    with pytest.raises(CheckpointError, match="nothing is written about run letters"):
+    with pytest.raises(CheckpointError, match="nothing is recorded about run letters"):
         written(paths)
     with pytest.raises(CheckpointError, match="there is no run"):
         written(resolve_paths(tmp_path / "empty"))

@@ -124,7 +124,7 @@ def test_limits_are_those_that_were_asked_for() -> None:
 
 
 def test_where_nothing_isolates_nothing_is_run(a_machine_without: None) -> None:
-    with pytest.raises(SandboxError, match="nothing to run a stranger's program in") as caught:
+    with pytest.raises(SandboxError, match="no sandbox to run strangers' programs in") as caught:
         run("print(1)")
     assert "tasks.sandbox=optional" in caught.value.hint
 
@@ -161,7 +161,7 @@ def test_what_a_program_started_is_ended_without_isolation_too() -> None:
 
 @pytest.mark.parametrize(
     ("command", "error"),
-    [("/bin/false", "ended before the program"), ("/no/such/command", "no process can be started")],
+    [("/bin/false", "ended before the program"), ("/no/such/command", "cannot start a process")],
 )
 def test_an_interpreter_that_does_not_start_is_an_error_and_no_run(
     monkeypatch: pytest.MonkeyPatch, command: str, error: str

@@ -108,12 +108,12 @@ def test_too_much_is_refused_and_says_when_to_come_again() -> None:
     with served(Stuck(lambda request: (1,))) as at:
         for _ in range(MOST_OF_A_CALLER):
             mine = at.service.ask(Question(text="a", caller="me"))
-        with pytest.raises(QuestionRefused, match="you have") as refusal:
+        with pytest.raises(QuestionRefused, match="16 of your answers") as refusal:
             at.service.ask(Question(text="a", caller="me"))
         assert (refusal.value.refused.status, refusal.value.refused.retry_after_s) == (429, 2)
         for number in range(MOST_SAMPLES_WAITING - MOST_OF_A_CALLER):
             at.service.ask(Question(text="a", caller=f"other {number}"))
-        with pytest.raises(QuestionRefused, match="there are"):
+        with pytest.raises(QuestionRefused, match="at most 64 answers"):
             at.service.ask(Question(text="a", caller="one more"))
         at.service.cancel(mine)
         at.service.ask(Question(text="a", caller="me"))

@@ -28,7 +28,7 @@ def said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *l
 def test_a_model_that_is_none_is_refused_at_once_and_the_one_before_goes_on(monkeypatch, capsys) -> None:
     lines = said(monkeypatch, capsys, "/model foo", "/model", "hi", "/new", "/model base", "ho")
     assert lines[:2] == [
-        f"there is no model {name!r}: there are policy, policy@0, base" for name in ("foo", "")
+        f"there is no model {name!r}: choose one of policy, policy@0, base" for name in ("foo", "")
     ]
     assert lines[2:] == ["[policy@0] hi", "[base] ho"]
 

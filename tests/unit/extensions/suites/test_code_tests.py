@@ -150,7 +150,7 @@ def test_without_tests_it_does_not_apply() -> None:
     assert passes_tests(["?"] * 2, ["def f(): pass"] * 2, tests=[None, ""]) == [None] * 2
     with pytest.raises(TaskError, match="no tests"):
         passes_tests(["?"], ["def f(): pass"])
-    with pytest.raises(TaskError, match="no Python"):
+    with pytest.raises(TaskError, match="not valid Python"):
         passes_tests(["?"], ["def f(): pass"], tests=["assert ("])
 
 
@@ -193,11 +193,11 @@ def test_check_gets_a_method_that_the_entry_point_is_a_path_to() -> None:
 @pytest.mark.parametrize(
     ("test", "reason"),
     [
-        ("def check(f, g):\n    assert f(1) == 2\ncheck(add)", r"check\(f, g\): it takes one"),
-        ("def check(*f):\n    assert f[0](1) == 2\ncheck(add)", r"check\(\*f\): it takes one"),
-        ("def check(f):\n    assert f(1) == 2\ncheck(add)\ncheck(sub)", r"hand nothing to check\(f\)"),
-        ("def check(f):\n    assert f(1) == 2\ncheck()", r"hand nothing to check\(f\)"),
-        ("def check(f):\n    assert f(1) == 2\ncheck(*functions)", r"hand nothing to check\(f\)"),
+        ("def check(f, g):\n    assert f(1) == 2\ncheck(add)", r"check\(f, g\): check must take one"),
+        ("def check(*f):\n    assert f[0](1) == 2\ncheck(add)", r"check\(\*f\): check must take one"),
+        ("def check(f):\n    assert f(1) == 2\ncheck(add)\ncheck(sub)", r"pass nothing to check\(f\)"),
+        ("def check(f):\n    assert f(1) == 2\ncheck()", r"pass nothing to check\(f\)"),
+        ("def check(f):\n    assert f(1) == 2\ncheck(*functions)", r"pass nothing to check\(f\)"),
     ],
 )
 def test_a_check_that_gets_no_single_function_is_an_error(test: str, reason: str) -> None:
@@ -465,7 +465,7 @@ def test_a_task_judges_attacks_and_lives(task_file: Path) -> None:
 def test_a_reward_says_why_it_runs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "candidates", lambda: iter(()))
     monkeypatch.setattr(sandbox, "_found", [])
-    with pytest.raises(TaskError, match="nothing to run a stranger's program in") as caught:
+    with pytest.raises(TaskError, match="no sandbox to run strangers' programs in") as caught:
         call_reward(
             load_reward("passes_tests"), ["?"], ["def f(): pass"], {"tests": [["assert f() is None"]]}
         )

@@ -81,7 +81,7 @@ def test_base_model_and_checkpoint_stand_side_by_side(
     assert suite.before == suite.after, "nothing was learned"
     assert (suite.asked, suite.rows, suite.prompting) == (2, 2, "zero-shot")
     assert suite.trained_on
-    assert any("trained on this very file" in line for line in found.lines())
+    assert any("trained on this file" in line for line in found.lines())
 
 
 def test_without_a_checkpoint_only_the_base_model_can_be_measured(
@@ -104,7 +104,7 @@ def test_a_suite_that_cannot_be_read_is_refused_before_a_model_is_loaded(
 ) -> None:
     with pytest.raises(TaskError, match="no suite"):
         evaluate_suites(at(config, "no-model", resolve_paths(tmp_path)), [tmp_path / "none.jsonl"])
-    with pytest.raises(ConfigError, match="greedy gives"):
+    with pytest.raises(ConfigError, match="greedy decoding gives"):
         evaluate_suites(at(config, "no-model", resolve_paths(tmp_path)), [], greedy=True, samples=2)
 
 
@@ -137,7 +137,7 @@ def test_the_table_has_a_line_for_each_k_and_says_what_was_not_measured() -> Non
     ]  # fmt: skip
     assert "ifeval: 20 questions unknown and not counted: language:response_language (20)" in text
     assert "ifeval, after: no answer to 9 questions could be judged" in text
-    assert "ifeval, after: 12.5% of answers ran to rollout.max_tokens" in text
+    assert "ifeval, after: 12.5% of answers reached rollout.max_tokens" in text
 
 
 def test_only_a_file_of_the_suite_itself_counts_as_trained_on(tmp_path: Path) -> None:
@@ -163,9 +163,9 @@ def test_the_command_prints_a_table_or_json(quick_model: Path, tmp_path: Path) -
 
 
 def test_options_that_would_be_ignored_are_refused() -> None:
-    with pytest.raises(ConfigError, match="two evaluations"):
+    with pytest.raises(ConfigError, match="cannot be combined"):
         run("--suite", "a.jsonl", "--task", "rev")
-    with pytest.raises(ConfigError, match="about suites"):
+    with pytest.raises(ConfigError, match="apply only to suites"):
         run("--limit", "3")
 
 

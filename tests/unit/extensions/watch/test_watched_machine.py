@@ -66,7 +66,7 @@ def test_a_home_is_asked_with_its_token_and_an_address_with_its_password(tmp_pat
         assert (home.seen.statuses, home.seen.problem) == ((STATUS,), "")
         assert ask(page_at(f"127.0.0.1:{page.port}", "correct horse")) == STATUS
         assert ask(page_at(f"http://me:correct%20horse@127.0.0.1:{page.port}/")) == STATUS
-        with pytest.raises(SwarmnodeError, match="another password"):
+        with pytest.raises(SwarmnodeError, match="wrong password"):
             ask(page_at(f"127.0.0.1:{page.port}", "wrong horse"))
 
 
@@ -114,18 +114,18 @@ def endless(connection: socket.socket) -> None:
         (endless, "too long"),
         (
             lambda it: it.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"),
-            "no node, or one of another",
+            "not a node, or one of another",
         ),
         (
             lambda it: it.sendall(b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\n\r\n"),
-            "answers 302",
+            "answered with status 302",
         ),
         (
             lambda it: it.sendall(b"HTTP/1.1 421 Misdirected Request\r\nContent-Length: 0\r\n\r\n"),
             "its IP address or its own host name",
         ),
         (lambda it: it.sendall(b"\xff" * 99), "no answer"),
-        (lambda it: it.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"), "no node, or"),
+        (lambda it: it.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"), "not a node, or"),
         (lambda it: it.sendall(b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 999), "no answer"),
     ],
     ids=["endless", "other", "elsewhere", "other name", "garbage", "cut", "headers"],
@@ -139,7 +139,7 @@ def test_whatever_answers_is_bounded_and_no_fault_of_ours(
 
 @pytest.mark.parametrize("word", ["nowhere", "ftp://a:1", "http://", "a:b", "http://[::1", ":80", "a:99999"])
 def test_what_is_no_machine_is_said_at_once(word: str) -> None:
-    with pytest.raises(ConfigError, match="neither a home"):
+    with pytest.raises(ConfigError, match="neither the home"):
         page_at(word)
 
 

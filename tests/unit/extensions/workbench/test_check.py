@@ -88,7 +88,7 @@ def test_seeding_the_global_random_is_fine(check):
 
 def test_the_order_of_a_hash_is_noticed_although_one_process_agrees_with_itself(check):
     report = check(GOOD.replace("rng.randrange(10_000)", "hash(str(rng.random()))"))
-    assert errors(report) == ["another process draws other examples"]
+    assert errors(report) == ["another process draws different examples"]
 
 
 def test_a_column_that_is_no_data_is_named_and_not_blamed_on_chance(check):
@@ -99,7 +99,8 @@ def test_a_column_that_is_no_data_is_named_and_not_blamed_on_chance(check):
     )
     assert errors(report) == []
     assert warnings(report) == [
-        "the column 'board' is of type Board, which is no data: nobody can tell if it stays the same"
+        "the column 'board' is of type Board, which is not plain data:"
+        " nodes cannot check that it stays the same"
     ]
 
 
@@ -138,7 +139,7 @@ def reward(completions):
 def test_a_reward_that_compares_answers_is_told_of(check):
     report = check(f"{GOOD}\n{VOTE}")
     assert report.ok
-    assert "an answer scores otherwise alone than beside others" in warnings(report)
+    assert "an answer scores differently alone than beside others" in warnings(report)
 
 
 def borrowed(name):
@@ -156,7 +157,7 @@ def test_what_a_judge_lets_through_is_said_in_plain_words(check):
         "text before and behind it": 1.0,
         "a false sum before it": 1.0,
     }
-    assert warnings(lax) == ["right answers have full marks with text in them that nobody asked for"]
+    assert warnings(lax) == ["right answers get full marks even with text added that nobody asked for"]
 
 
 def test_a_right_answer_is_looked_for_in_the_forms_that_judges_want(check):
@@ -214,7 +215,7 @@ def test_a_reward_that_fails_is_an_error_with_a_hint(check):
 
 def test_rewards_that_never_apply_and_rewards_that_never_differ_are_noticed(check):
     never = check(f"{GOOD}\ndef reward(completions):\n    return [None] * len(completions)\n")
-    assert "no completion gets any reward, only None" in errors(never)
+    assert "no completion gets a reward, only None" in errors(never)
     same = check(f"{GOOD}\ndef reward(completions):\n    return [0.5] * len(completions)\n")
     assert warnings(same) == ["a right answer scores no better than nonsense"]
     assert same.ok
@@ -248,7 +249,7 @@ def test_few_questions_over_and_over_are_noticed(check):
     report = check(
         "def examples(seed):\n    return [(f'{i % 9} + 1 =', str(i % 9 + 1)) for i in range(300)]\n"
     )
-    assert any("repetitions" in what for what in warnings(report))
+    assert any("duplicates" in what for what in warnings(report))
     assert any("two seeds begin" in what for what in warnings(report))
 
 
@@ -259,7 +260,7 @@ def test_a_small_set_that_every_seed_reads_again_repeats_nothing(check):
         "    random.Random(seed).shuffle(rows)\n    return rows\n"
     )
     assert (report.rows, report.drawn, report.distinct_share) == (100, 300, 1.0)
-    assert not any("repetitions" in what for what in warnings(report))
+    assert not any("duplicates" in what for what in warnings(report))
 
 
 def test_a_task_that_cannot_be_loaded_is_no_report(check):
@@ -355,8 +356,8 @@ def test_right_demonstrations_are_right_answers(check):
 def test_demonstrations_without_full_marks_are_counted_and_one_is_told(check):
     none = check(shown("demonstration", '"nope"'))
     (what,) = [what for what in warnings(none) if "demonstrations" in what]
-    assert what.startswith("32 of 32 demonstrations do not have full marks")
-    assert "'nope' to 'say " in what and what.endswith("has the reward 0")
+    assert what.startswith("32 of 32 demonstrations do not get full marks")
+    assert "'nope' to 'say " in what and what.endswith("gets the reward 0")
     assert none.ok and not none.teaches
     half = check(shown("demonstration", '["nope", f"it is {number}"]'))
     assert half.teaches

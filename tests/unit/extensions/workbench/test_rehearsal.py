@@ -56,7 +56,7 @@ def test_an_environment_that_answers_by_lot_must_stay_at_home(tmp_path: Path, ex
     assert report.episode is not None
     assert not report.episode.same
     errors = [finding.what for finding in report.findings if finding.level == "error"]
-    told = f"the same words are answered differently the second time: {report.episode.difference}"
+    told = f"the environment answers the same words differently the second time: {report.episode.difference}"
     assert errors == ([told] if exchangeable else [])
     assert re.fullmatch(r"turn \d, .*: '.+', then '.+'", report.episode.difference)
 

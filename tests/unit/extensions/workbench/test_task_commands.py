@@ -79,7 +79,7 @@ def test_answers_that_score_nothing_as_they_are_do_not_count_as_none_known(tmp_p
         "def reward(completions, **columns):\n    return [float(one == 'add(2, 2)') for one in completions]\n"
     )
     said = run("check", str(tmp_path / "called.py"))
-    assert "unknown (no `answer` or demonstration of an example scores better than nonsense" in said
+    assert "unknown (no `answer` or demonstration, taken as it is, scores better than nonsense" in said
 
 
 def test_a_data_set_is_shown_as_the_settings_would_have_it(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_task_is_played_against_the_base_model_where_nothing_was_trained(
 ) -> None:
     where = ("--model", str(quick_model), "--home", str(tmp_path / "home"), "--set", "rollout.max_tokens=4")
     played = json.loads(run("try", str(odd), *where, "--count", "2", "--samples", "3", "--json"))
-    assert played["policy"] == "base model, for there is no checkpoint in this home"
+    assert played["policy"] == "base model, since this home has no checkpoint"
     assert sorted(example["prompt"] for example in played["examples"]) == ["0 0=", "0 1="]
     for example in played["examples"]:
         assert [set(answer["scores"]) for answer in example["answers"]] == [{"reward", "brief"}] * 3
@@ -194,7 +194,7 @@ def test_a_check_does_not_call_ready_what_nothing_can_be_learnt_of_alone(
     file.write_text(alone)
     said = run("check", str(file), *where, "--samples", "2")
     assert "demonstrations with full marks" in said and "ready to train on" not in said
-    assert said.strip().splitlines()[-1].startswith("nothing can be learnt alone yet")
+    assert said.strip().splitlines()[-1].startswith("a node on its own cannot learn anything yet")
     pair = 'yield f"{seed} {number}=", str(number)'
     row = 'yield {"prompt": f"{seed} {number}=", "answer": str(number), "demonstration": str(number) * 9}'
     file.write_text(alone.replace(pair, row))

@@ -140,7 +140,7 @@ async def test_who_finds_all_slots_reserved_waits_for_those_that_have_them_to_pa
             feed = WithEvent(lambda: found.kill(1))
             guest = asyncio.ensure_future(found.nodes[0].member.train(feed))
             async with asyncio.timeout(20):
-                while "does not pass node 2: full" not in caplog.text:  # noqa: ASYNC110
+                while "cannot pass node 2: full" not in caplog.text:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
         planned = await found.nodes[3].member.train(ListFeed(batches(True), 2))
         report = await guest

@@ -190,7 +190,7 @@ def test_a_folder_that_is_not_there_or_empty_is_an_error(tmp_path: Path) -> None
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "picture.png").write_bytes(b"\x89PNG")
-    with pytest.raises(ConfigError, match=r"picture\.png is no text: byte 0 is not UTF-8"):
+    with pytest.raises(ConfigError, match=r"picture\.png is not a text file: byte 0 is not UTF-8"):
         read(tmp_path)
 
 
@@ -216,7 +216,7 @@ def test_more_text_than_fits_is_an_error_before_it_is_read(
 @pytest.mark.parametrize("documents", [[], [""], ["abc"], words(2)])
 def test_text_too_short_for_one_micro_batch_is_an_error(documents: list[str]) -> None:
     tokens = sum(len(document) + 1 for document in documents if document)
-    with pytest.raises(ConfigError, match=f"the text has {tokens} tokens.*give more text"):
+    with pytest.raises(ConfigError, match=f"the text has {tokens} tokens.*use more text"):
         source(documents)
 
 

@@ -496,7 +496,7 @@ def test_other_settings_are_refused_and_both_sides_say_which(caplog: pytest.LogC
         assert not other.places
         assert nodes[0].membership.refused[Refusal.OTHER_TERMS] > 0
         assert (
-            f"{other.peer_id} cannot be in pipeline big with us: skip is 0.5 there and 0.0 here;"
+            f"{other.peer_id} cannot join pipeline big with us: skip is 0.5 there and 0.0 here;"
             in caplog.text
         )
         assert "skip is 0.0 there and 0.5 here;" in caplog.text
