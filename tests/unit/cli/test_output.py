@@ -40,7 +40,7 @@ def test_what_went_well_is_one_document(tmp_path: Path) -> None:
     code, key, _ = run("identity", "show", *where)
     assert code == 0 and Path(key["path"]).is_file()
     _, founded, warned = run("swarm", "create", "friends", "--private", *where)
-    assert founded["invitation"].startswith("sn1:") and "give it to nobody else" in warned
+    assert founded["invitation"].startswith("sn1:") and "give it only to those you invite" in warned
     _, changed, _ = run("swarm", "publishers", key["peer_id"], *where)
     assert changed == {
         "swarm": "friends", "members": [key["peer_id"]], "publishers": [key["peer_id"]], "removed": [],
