@@ -178,7 +178,7 @@ enough."""
     peers: tuple[PeerFigures, ...] = ()
     """Up to 64 peers, largest contributors first: groups accepted, groups dropped by their fault, score."""
     trained: dict[str, int] = {}
-    """Groups learned from, by author."""
+    """Groups that training was given, by author: more than were learned from, as some teach nothing."""
 
 
 class LibraryStatus(msgspec.Struct, frozen=True):
