@@ -45,13 +45,13 @@ RATE_HALVED_AFTER = 4
 """Rounds after which that factor has halved; after twice as many it is a third."""
 
 BORROWED_AT_ONCE = 12
-"""Until catching up begins, a round takes this many times the groups from libraries that it wants from others.
-With 5 the book is too small to learn from; with 8 it took a tenth longer in a lab, which a quiet machine has
-not shown."""
+"""Until catching up begins, a round takes this many times the groups from libraries that it wants from
+others. With 5 the book is too small to learn from; with 8 it took a tenth longer in a lab, which a quiet
+machine has not shown."""
 
 BORROWED_IN_DOUBT = 8
-"""The same factor while few authors teach: an author that a few answers have put in doubt needs new ones to be
-measured by, and the book of a single author is soon known."""
+"""The same factor while few authors teach: an author that a few answers have put in doubt needs new ones to
+be measured by, and the book of a single author is soon known."""
 
 ENOUGH_TEACH = 3
 """With this many teaching authors nothing is borrowed in doubt, however many wait. With eight lenders, three
@@ -104,7 +104,8 @@ class LibraryRound:
     finds: float
     """Right answers that our own sampling finds in a usual round at our present pass rate."""
     few_teach: bool = False
-    """True if more authors wait than teach, and fewer than ENOUGH_TEACH teach (training/rules/teachers.py)."""
+    """True if more authors wait than teach, and fewer than ENOUGH_TEACH teach
+    (training/rules/teachers.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +131,8 @@ class CatchingUp:
 
 
 def round_of(own: Sequence[RolloutGroup], answers: int, report: TrainReport, config: Config) -> LibraryRound:
-    """Returns the evidence of a round from its own groups and its report. `answers`: those in the book that come
-    from libraries."""
+    """Returns the evidence of a round from its own groups and its report. `answers`: those in the book that
+    come from libraries."""
     pass_rate = mean_or_none(report.pass_rates.values()) or 0.0
     return LibraryRound(
         answers=answers,

@@ -3,8 +3,8 @@
 groups of each round -> [after] -> [advice] -> node.py -> log, panel, Summary
 requests for help, groups of others -> [after_help] -> [story] -> log
 
-A group with equal rewards has no gradient (rollout_learner.py). If it gets only such groups for many rounds, a
-node runs but learns nothing. Unless it says so, that looks like a defect of the node.
+A group with equal rewards has no gradient (rollout_learner.py). If it gets only such groups for many rounds,
+a node runs but learns nothing. Unless it says so, that looks like a defect of the node.
 """
 
 from collections import Counter
@@ -96,8 +96,8 @@ def after_help(
 
 
 def story(before: Mapping[str, Drought], now: Mapping[str, Drought]) -> list[str]:
-    """Returns what the log says about help: when we first ask for it, when it first arrives, and when it has led
-    to our own first right answer."""
+    """Returns what the log says about help: when we first ask for it, when it first arrives, and when it has
+    led to our own first right answer."""
     lines = list[str]()
     for task, known in before.items():
         drought = now.get(task)

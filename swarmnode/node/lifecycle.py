@@ -162,6 +162,7 @@ def rest_after(round_s: float, power: float) -> float:
 
 
 def _unsaved(view: View) -> bool:
-    """A resumed run may evaluate the same round that it resumed from; its checkpoint lacks that evaluation."""
+    """A resumed run may evaluate the same round that it resumed from; its checkpoint lacks that
+    evaluation."""
     evaluated = view.evaluated_round == view.round != view.saved_evaluation
     return view.round > 0 and (view.saved_round != view.round or evaluated)

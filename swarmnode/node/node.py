@@ -111,9 +111,10 @@ class NodeLoop:
         contribution: Callable[[NodeStatus], WeekContribution] | None = None,
         keep_rollouts: KeepRollouts | None = None,
     ) -> None:
-        """`run`: the name of the run. `policy`: the number of this policy in the process. `neighbours`: the peer
-        ids of the other policies there. `pipeline`: returns the status of the larger model that this node holds
-        a part of. `contribution`: returns what this machine gave and got. `keep_rollouts`: called every round."""
+        """`run`: the name of the run. `policy`: the number of this policy in the process. `neighbours`: the
+        peer ids of the other policies there. `pipeline`: returns the status of the larger model that this
+        node holds a part of. `contribution`: returns what this machine gave and got. `keep_rollouts`: called
+        every round."""
         self._config = config
         self._learner = learner
         self._watcher = watcher
@@ -126,7 +127,8 @@ class NodeLoop:
         self.control = RunControl(learner.interrupt)
         """Requests that people make to this node."""
         self._ahead: RoundRollouts | BaseException | None = None
-        """The next round's rollouts, generated while the last one was trained on, or the error they ended in."""
+        """The next round's rollouts, generated while the last one was trained on, or the error they ended
+        in."""
         self._counters = Counters()
         self._unmeasured: set[str] = set()
         """Tasks that the log has already reported as having nothing held out."""
@@ -345,7 +347,8 @@ class NodeLoop:
         return random.Random(f"{self._seed}:{number}:own")
 
     async def _collect(self) -> Sequence[RolloutGroup]:
-        """Returns groups of others. Most arrived and were scored during generation; this waits for the rest."""
+        """Returns groups of others. Most arrived and were scored during generation; this waits for the
+        rest."""
         wanted = groups_wanted(self._config)
         if self._network is None or wanted == 0:
             return ()
@@ -390,8 +393,8 @@ class NodeLoop:
         self._board.borrowed(library, now)
 
     def _thank(self, before: Mapping[Origin, int], external: Sequence[RolloutGroup]) -> None:
-        """Note the authors of groups that we learnt from: with a library, those whose answers entered the book,
-        otherwise all of the round's."""
+        """Note the authors of groups that we learnt from: with a library, those whose answers entered the
+        book, otherwise all of the round's."""
         receipts = None if self._network is None else self._network.exchange.receipts
         if receipts is None:
             return
@@ -412,7 +415,8 @@ class NodeLoop:
         now = advice(self._droughts)
         if report.own_groups and not report.optimizer_steps:
             now["the gradient"] = "the gradient is not finite, so nothing is learnt: check training.loss"
-        # Logged once per task, since a task that is almost mastered comes and goes. The panel shows it throughout.
+        # Logged once per task, since a task that is almost mastered comes and goes. The panel shows it
+        # throughout.
         for task in now.keys() - self._advised:
             logger.warning("%s", now[task])
         self._advised |= now.keys()
@@ -503,8 +507,8 @@ class NodeLoop:
         self._board.evaluated(resumed.counters, {})
 
     def _go_on_with(self, changed: Sequence[str], other_tasks: str) -> None:
-        """Log the settings that the run has not been trained with so far. Raises ConfigError if they or the tasks
-        differ and no round is left to train with them: the present policy was not trained that way."""
+        """Log the settings that the run has not been trained with so far. Raises ConfigError if they or the
+        tasks differ and no round is left to train with them: the present policy was not trained that way."""
         limit = self._config.node.rounds
         if not (changed or other_tasks):
             return

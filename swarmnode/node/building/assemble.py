@@ -49,8 +49,8 @@ LEAST_BUFFER, BUFFERED_ROUNDS = 256, 32
 def build_network(
     seat: Seat, tasks: Mapping[str, Task], local: "LocalPolicy", neighbourhood: Neighbourhood
 ) -> NetworkParts | None:
-    """Returns host, exchange and discovery, not yet started, or None if nothing is shared. `neighbourhood`: the
-    one that the policies of this process share."""
+    """Returns host, exchange and discovery, not yet started, or None if nothing is shared. `neighbourhood`:
+    the one that the policies of this process share."""
     config, paths, base = seat.config, seat.paths, local.base
     if not config.exchange.enabled:
         return None
@@ -90,7 +90,8 @@ def build_host(config: Config, paths: Paths, port: int) -> StreamHost:
 
 
 def relays_of(config: Config, paths: Paths) -> tuple[str, ...] | None:
-    """Returns the relays that take connections for us. Empty: none, but we dial relayed addresses. None: neither.
+    """Returns the relays that take connections for us. Empty: none, but we dial relayed addresses. None:
+    neither.
 
     It looks up no DNS names, since the daemon needs its relays when it starts."""
     network = config.network
@@ -133,8 +134,8 @@ def build_discovery(config: Config, paths: Paths, host: Host) -> Discovery:
 
 
 def local_peers_of(network: NetworkConfig) -> LocalSearch | None:
-    """Returns the search for peers on the local network. None: it is off, we listen elsewhere, or no installed
-    part provides one. Raises ConfigError."""
+    """Returns the search for peers on the local network. None: it is off, we listen elsewhere, or no
+    installed part provides one. Raises ConfigError."""
     in_lan = network.listen == ANYWHERE or scope_of(f"/ip4/{network.listen}") == "lan"
     return first("local_peers") if network.mdns and in_lan else None
 
@@ -203,15 +204,16 @@ def _all_seeds(config: Config, paths: Paths) -> Seeds:
 
 
 def seed_of(config: Config, peer_id: str) -> int:
-    """Returns the configured seed, else one of this node's own: strangers should not all ask the same questions."""
+    """Returns the configured seed, else one of this node's own: strangers should not all ask the same
+    questions."""
     if config.node.seed is not None:
         return config.node.seed
     return int.from_bytes(hashlib.sha256(peer_id.encode()).digest()[:4], "big") >> 1
 
 
 def check_network(network: NetworkConfig) -> None:
-    """Raises ConfigError for an unavailable transport, and NetworkError for an invalid seed, relay or announced
-    address, before any work is done."""
+    """Raises ConfigError for an unavailable transport, and NetworkError for an invalid seed, relay or
+    announced address, before any work is done."""
     transport_of(network.transport)
     seeds_of(network)
     for relay in network.relays:

@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 def build_forward(config: Config, local: LocalPolicy) -> Forward:
     """Returns the forward pass that trains all policies on this base, with its micro-batch size chosen. All
-    their adapters must be loaded by now. On a GPU it tries the largest micro-batch at once; on a CPU that would
-    prove nothing, since the system lends the memory anyway. Raises ModelError if it does not fit."""
+    their adapters must be loaded by now. On a GPU it tries the largest micro-batch at once; on a CPU that
+    would prove nothing, since the system lends the memory anyway. Raises ModelError if it does not fit."""
     forward = Forward(
         local.policy,
         config.training,
@@ -63,8 +63,8 @@ def choose_budget(config: Config, local: LocalPolicy) -> TokenBudget:
 
 
 def _bound_engine(config: Config, local: LocalPolicy, card: ModelCard, free: float) -> None:
-    """Bounds the sequences, then the guests' versions, that the engine holds, by the memory that is free beside
-    those of a round and a micro-batch."""
+    """Bounds the sequences, then the guests' versions, that the engine holds, by the memory that is free
+    beside those of a round and a micro-batch."""
     shared, can = local.shared, local.engine.capabilities
     slots = min(workload(config, None).slots, can.max_running)
     work = replace(_loaded_workload(config, local), slots=slots, guest_copies=0)
@@ -97,8 +97,8 @@ def choose_overlap(config: Config, local: LocalPolicy, budget: TokenBudget) -> O
 
 
 def free_bytes(config: Config, device: torch.device, machine: Machine) -> float:
-    """Returns the bytes of a device that we may use, within limits.memory_gb. Memory that torch keeps reserved on
-    a GPU, since the largest micro-batch was tried, counts as free."""
+    """Returns the bytes of a device that we may use, within limits.memory_gb. Memory that torch keeps
+    reserved on a GPU, since the largest micro-batch was tried, counts as free."""
     if device.type == "cuda":
         taken = torch.cuda.memory_allocated(device)
         free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - taken
@@ -121,7 +121,8 @@ def _overlap_bytes(config: Config, local: LocalPolicy, budget: TokenBudget) -> f
 
 
 def _still_to_come(card: ModelCard, work: Workload, local: LocalPolicy) -> float:
-    """Returns the bytes, besides activations, that are not yet taken when base, engine and adapters are loaded."""
+    """Returns the bytes, besides activations, that are not yet taken when base, engine and adapters are
+    loaded."""
     plan = plan_memory(card, work)
     kv_cache = 0 if local.engine.capabilities.reserves_kv else plan.kv_cache
     return plan.gradients + plan.optimizer + kv_cache + work.engine.growth(card, work)
@@ -143,6 +144,7 @@ def _loaded_workload(config: Config, local: LocalPolicy) -> Workload:
 
 
 def _engine_record(config: Config, local: LocalPolicy) -> EngineRecord:
-    """Returns the record of the loaded engine. For an engine that is not ours, it is that of the configured one."""
+    """Returns the record of the loaded engine. For an engine that is not ours, it is that of the configured
+    one."""
     name = local.engine.capabilities.name
     return record_of(name if name in ours("engine") else config.rollout.engine)

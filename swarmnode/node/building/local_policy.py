@@ -128,8 +128,9 @@ def checkpoint_store(
     *,
     tells: bool = True,
 ) -> CheckpointStore:
-    """Returns the checkpoints of the run that trains a policy on this base and these tasks. `tasks` None: those
-    of the run to evaluate. `tells`: log the choice if it is not simply the previous run. Raises CheckpointError.
+    """Returns the checkpoints of the run that trains a policy on this base and these tasks. `tasks` None:
+    those of the run to evaluate. `tells`: log the choice if it is not simply the previous run. Raises
+    CheckpointError.
     """
     open_run = partial(
         CheckpointStore,

@@ -25,8 +25,8 @@ class LookAhead:
 
 def look_ahead(config: Config, source: str, *, policies: int = 1) -> LookAhead | None:
     """Returns the engine and the LoRA layers for a model that is not loaded yet, or None if its structure is
-    known only after loading. Raises EngineError or ModelError, with advice, for settings that do not suit this
-    model."""
+    known only after loading. Raises EngineError or ModelError, with advice, for settings that do not suit
+    this model."""
     outline = load_outline(source, config.policy)
     if outline is None:
         return None

@@ -68,7 +68,8 @@ class PlannedMemory:
 
 
 def plan_for(config: Config, model: str) -> PlannedMemory:
-    """Returns the memory plan of `model` (tiny, a folder or a hub name) here. Loads nothing, not even torch."""
+    """Returns the memory plan of `model` (tiny, a folder or a hub name) here. Loads nothing, not even
+    torch."""
     machine, gpu = inspect_machine(), usable_gpu(config.policy.device)
     facts = find_facts(model, load_cards(builtin_folder("configs") / "models.toml"))
     free, place = float(machine.memory_free_bytes), "this machine"
@@ -104,14 +105,14 @@ def _plan_card(
 
 
 def spare_bytes(card: ModelCard, work: Workload, room: float) -> float:
-    """Returns the bytes of `room` left beside the micro-batch of `work`, by default PLANNED_TOKENS. `room`: bytes
-    free beside the sequences of `work`."""
+    """Returns the bytes of `room` left beside the micro-batch of `work`, by default PLANNED_TOKENS. `room`:
+    bytes free beside the sequences of `work`."""
     return room * (1 - HEADROOM) - plan_memory(card, work).step
 
 
 def slots_that_fit(card: ModelCard, work: Workload, spare: float, most: int) -> int:
-    """Returns the number of sequences to generate at once: those of `work`, a round's, and as many more, up to
-    `most`, as fit into the `spare` bytes.
+    """Returns the number of sequences to generate at once: those of `work`, a round's, and as many more, up
+    to `most`, as fit into the `spare` bytes.
 
     The scheduler makes use of them (concurrency_control.py). They take precedence over larger micro-batches:
     where most of a decoding step is overhead, four times the sequences take hardly longer.
@@ -144,8 +145,8 @@ def check_loadable(config: Config, model: str) -> None:
 
 
 def longest_sequence(config: Config, model: str, limit: int | None) -> int:
-    """Returns the most tokens of prompt and completion that the settings allow within `limit`, the model's own.
-    Raises ConfigError if no prompt fits."""
+    """Returns the most tokens of prompt and completion that the settings allow within `limit`, the model's
+    own. Raises ConfigError if no prompt fits."""
     tokens = config.rollout.max_tokens
     if limit is not None and tokens >= limit:
         raise ConfigError(

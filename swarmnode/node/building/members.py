@@ -122,8 +122,8 @@ def build_members(
 
 
 def _put_checkpoints_aside(seats: Sequence[Seat], model: str, loaded: LocalPolicy) -> None:
-    """Archives every run that this start could resume, of all policies that this home ever had: otherwise half
-    of them would be older than the start of the others."""
+    """Archives every run that this start could resume, of all policies that this home ever had: otherwise
+    half of them would be older than the start of the others."""
     for number, place in enumerate(seats[0].paths.policies()):
         seat = seats[number % len(seats)]
         open_run = partial(checkpoint_store, seat.config, model, place, loaded.base, seat.tasks, tells=False)

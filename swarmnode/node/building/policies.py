@@ -70,7 +70,8 @@ class PolicyNode:
     """Called right before the start: only then is it known where the others listen."""
     leave: Callable[[], None]
     close_engine: Callable[[], None]
-    """Releases its part of the engine; may wait for a step of the others. A node that was built does so itself."""
+    """Releases its part of the engine; may wait for a step of the others. A node that was built does so
+    itself."""
     stopping: bool = False
     node: NodeLoop | None = None
 
@@ -96,7 +97,8 @@ class Ending:
 
 
 def config_of(config: Config, number: int) -> Config:
-    """Returns the settings of one policy: its own tasks, seed and ports. Raises ConfigError if no port is left."""
+    """Returns the settings of one policy: its own tasks, seed and ports. Raises ConfigError if no port is
+    left."""
     network, node, tasks = config.network, config.node, config.tasks
     if tasks.mixes:
         names = tuple(name.strip() for name in tasks.mixes[number % len(tasks.mixes)].split(","))
@@ -116,8 +118,9 @@ def config_of(config: Config, number: int) -> Config:
 
 
 def with_trained_model(load: Callable[[str | None], Settings], number: int = 0) -> Settings:
-    """Returns the settings with the model that was trained here if they name none. `load`: returns the settings
-    for a model, which has its own preset; None: for the one that they name. `number`: of the policy."""
+    """Returns the settings with the model that was trained here if they name none. `load`: returns the
+    settings for a model, which has its own preset; None: for the one that they name. `number`: of the
+    policy."""
     settings = load(None)
     if settings.config.policy.model != "auto":
         return settings
@@ -147,7 +150,8 @@ def check_policies(config: Config) -> None:
 
 
 def introduced(seat: Seat, addresses: Sequence[str]) -> Seat:
-    """Returns a seat that dials the running policies of this process, so they meet even where nobody else is."""
+    """Returns a seat that dials the running policies of this process, so they meet even where nobody else
+    is."""
     network = seat.config.network
     network = network.model_copy(update={"seeds": (*network.seeds, *addresses)})
     return replace(seat, config=seat.config.model_copy(update={"network": network}))
@@ -165,8 +169,8 @@ def local_address(seat: Seat, addresses: Sequence[str]) -> str | None:
 def ending(seats: Sequence[Seat], outcomes: Sequence[Summary | BaseException]) -> Ending:
     """Returns the last line: one policy's summary, or for several the outcome of each and the totals.
 
-    If no policy ended well, raises the error of one of them: a defect of ours rather than an error that people
-    can do something about. Otherwise the exit code is that of the worst outcome.
+    If no policy ended well, raises the error of one of them: a defect of ours rather than an error that
+    people can do something about. Otherwise the exit code is that of the worst outcome.
     """
     errors = [plain_error(one) for one in outcomes if isinstance(one, BaseException)]
     defects = [error for error in errors if not isinstance(error, SwarmnodeError)]

@@ -2,9 +2,9 @@
 
 cli join -> [run_node] -> policies.py (seats) -> members.py (what is on them) -> a NodeLoop per policy
 
-A single policy has everything to itself. Several share process, base model, engine and training batch. A fault
-in one of them (its tasks, its network, its checkpoints) ends only its own membership, and the others continue.
-An error of the engine or of a common training batch ends every policy that took part in it.
+A single policy has everything to itself. Several share process, base model, engine and training batch. A
+fault in one of them (its tasks, its network, its checkpoints) ends only its own membership, and the others
+continue. An error of the engine or of a common training batch ends every policy that took part in it.
 """
 
 import asyncio
@@ -79,7 +79,8 @@ class Company:
         self.left = 0
         self.starting = asyncio.Lock()
         self.leaves_garbage_alone = gc.get_freeze_count() > 0
-        """True if the surrounding program has frozen objects in the garbage collector: it is left as it is."""
+        """True if the surrounding program has frozen objects in the garbage collector: it is left as it
+        is."""
 
     @property
     def others_go_on(self) -> bool:
@@ -115,8 +116,8 @@ def prepared(
 ) -> Generator[list[PolicyNode]]:
     """Yields the policies of a run, loaded and ready to be served, and releases what they hold at the end.
 
-    `tasks`: used instead of those in the settings. `watch`: told beside the screen. `monitors`: beside those in
-    the settings. `demonstrations`: in addition to those of the tasks. Raises SwarmnodeError.
+    `tasks`: used instead of those in the settings. `watch`: told beside the screen. `monitors`: beside those
+    in the settings. `demonstrations`: in addition to those of the tasks. Raises SwarmnodeError.
     """
     config, model = settings.config, settings.model
     with ExitStack() as stack:
@@ -149,8 +150,8 @@ def _find_parts(config: Config, screen: Screen) -> None:
 
 
 def _take_seats(stack: ExitStack, settings: Settings, given: Mapping[str, Task] | None) -> list[Seat]:
-    """Takes identities, tasks and ports, to find errors before a model is loaded for nothing. `given`: tasks that
-    are loaded already."""
+    """Takes identities, tasks and ports, to find errors before a model is loaded for nothing. `given`: tasks
+    that are loaded already."""
     config, paths = settings.config, settings.paths
     check_policies(config)
     seats: list[Seat] = []
@@ -298,7 +299,8 @@ def leave_note(status: NodeStatus, seat: Seat, page: Page) -> None:
 
 
 def _announce(node: NodeLoop, page: Page, seat: Seat, company: Company) -> None:
-    """Leaves a note for `swarmnode status`, and tells people and the other policies how to reach this node."""
+    """Leaves a note for `swarmnode status`, and tells people and the other policies how to reach this
+    node."""
     status, config = node.status, seat.config
     addresses = status.network.addresses
     leave_note(status, seat, page)

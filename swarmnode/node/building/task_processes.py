@@ -19,8 +19,8 @@ from swarmnode.tasks.task import Isolated, Task
 
 
 def start_tasks(stack: ExitStack, config: TasksConfig, home: Path | None = None) -> dict[str, Task]:
-    """Loads the tasks and returns them by name; the stack ends their processes. `home`: the node's folder. Raises
-    TaskError."""
+    """Loads the tasks and returns them by name; the stack ends their processes. `home`: the node's folder.
+    Raises TaskError."""
 
     def load(spec: str) -> Task:
         task = isolate_as_set(spec, config, home=home)
@@ -30,7 +30,8 @@ def start_tasks(stack: ExitStack, config: TasksConfig, home: Path | None = None)
 
 
 def tasks_for_strangers(stack: ExitStack, tasks: Mapping[str, Task]) -> dict[str, Task]:
-    """Returns the tasks that judge what others sent, so that an answer that hangs a reward delays none of ours."""
+    """Returns the tasks that judge what others sent, so that an answer that hangs a reward delays none of
+    ours."""
     beside: dict[str, Task] = {}
     for name, task in tasks.items():
         if isinstance(task, Isolated):
