@@ -64,9 +64,7 @@ class Workers:
         def run() -> Result:
             try:
                 return work(*arguments)
-            except (
-                StopIteration
-            ) as error:  # No asyncio.Future can hold one: the caller would wait for ever.
+            except StopIteration as error:  # No asyncio.Future can hold one: the caller would wait for ever.
                 raise RuntimeError("a StopIteration escaped from a generator") from error
 
         return await asyncio.wrap_future(thread.submit(copy_context().run, run))
