@@ -41,15 +41,14 @@ class Sequences:
     key_ends: Tensor
     """0 and the running sum of the whole sequences' lengths; a run's tokens are the last of its sequence."""
     key_tokens: Tensor
-    """Tokens of all sequences, one after the other, int64 [S]."""
+    """Tokens of all sequences, one sequence after another, int64 [S]."""
     longest: int
     """Tokens of the longest sequence."""
     tokens: int
     """T, the number of tokens in the row."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for indices that lead a kernel outside of T tokens. Checked once for all
-        layers."""
+        """Raises ValueError for indices outside of T tokens. Checked once for all layers."""
         queries, keys = self.query_ends.diff(), self.key_ends.diff()
         runs = len(queries)
         expect(self.query_ends, (runs + 1,), torch.int64)

@@ -212,8 +212,7 @@ def bf16_pays_on_cpu(hidden: int) -> bool:
 def choose_model(
     cards: tuple[ModelCard, ...], free_bytes: int, work: Workload
 ) -> tuple[ModelCard, MemoryPlan]:
-    """Returns the first card that fits. If none does, raises ModelError with the arithmetic of the last
-    one."""
+    """Returns the first card that fits. Raises ModelError with the smallest one's arithmetic if none does."""
     plan = None
     for card in cards:
         plan = plan_memory(card, work)

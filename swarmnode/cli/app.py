@@ -25,8 +25,8 @@ from swarmnode.registry import find, names
 logger = logging.getLogger(__name__)
 
 MisusedCommand: type[Exception] = typer.BadParameter.__bases__[0]
-"""Error of a command line that cannot be parsed: click's UsageError, which typer keeps in another module in
-each version."""
+"""Error of a command line that cannot be parsed: click's UsageError, whose module depends on the version of
+typer."""
 DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 SUMMARIES: Mapping[str, str] = {

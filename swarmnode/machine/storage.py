@@ -218,8 +218,7 @@ def whole_folder(target: Path, *, replaces: bool = True) -> Generator[Path]:
 
 
 def discard(folder: Path) -> None:
-    """Deletes a folder, after renaming it so that nobody sees half of it. Files that cannot be deleted
-    stay."""
+    """Deletes a folder, renamed first so that nobody sees half of it. Undeletable files stay."""
     going = folder.with_name(f".{folder.name}.{os.getpid()}")
     with suppress(OSError):
         folder.rename(going)

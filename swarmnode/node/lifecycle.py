@@ -162,7 +162,6 @@ def rest_after(round_s: float, power: float) -> float:
 
 
 def _unsaved(view: View) -> bool:
-    """A resumed run may evaluate the same round that it resumed from; its checkpoint lacks that
-    evaluation."""
+    """Returns True if the newest checkpoint lacks the last round, or its evaluation (after a resume)."""
     evaluated = view.evaluated_round == view.round != view.saved_evaluation
     return view.round > 0 and (view.saved_round != view.round or evaluated)

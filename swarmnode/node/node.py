@@ -127,8 +127,7 @@ class NodeLoop:
         self.control = RunControl(learner.interrupt)
         """Requests that people make to this node."""
         self._ahead: RoundRollouts | BaseException | None = None
-        """The next round's rollouts, generated while the last one was trained on, or the error they ended
-        in."""
+        """The next round's rollouts, generated while the last one was trained on, or their error."""
         self._counters = Counters()
         self._unmeasured: set[str] = set()
         """Tasks that the log has already reported as having nothing held out."""
@@ -347,8 +346,7 @@ class NodeLoop:
         return random.Random(f"{self._seed}:{number}:own")
 
     async def _collect(self) -> Sequence[RolloutGroup]:
-        """Returns groups of others. Most arrived and were scored during generation; this waits for the
-        rest."""
+        """Returns groups of others. Most were scored during generation; this waits for the rest."""
         wanted = groups_wanted(self._config)
         if self._network is None or wanted == 0:
             return ()

@@ -156,8 +156,7 @@ class PolicyLearner(RolloutLearner):
         return self._rule.origins()
 
     def credit(self, group: RolloutGroup) -> Sequence[float | None] | None:
-        """Returns the advantages of a group by training.loss, before a rule changes them. None: it has no
-        gradient."""
+        """Returns a group's advantages by training.loss, before a rule changes them. None: no gradient."""
         return credit_of(group, self._config.training)
 
     def save(self, counters: Counters) -> Future[str]:

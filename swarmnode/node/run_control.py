@@ -35,8 +35,7 @@ class RunControl:
     """
 
     def __init__(self, stop: Callable[[], object], takes: tuple[Request, ...] = REQUESTS) -> None:
-        """`stop`: interrupts the current work, from any thread. `takes`: the requests that this kind of node
-        supports."""
+        """`stop`: interrupts the current work, from any thread. `takes`: the supported requests."""
         self.takes = takes
         self.ending = False
         """True if the run ends as soon as the round allows."""
@@ -66,8 +65,7 @@ class RunControl:
         return time.strftime("until %H:%M on %Y-%m-%d", time.localtime(self._paused_until))
 
     def hold(self, guard: str, reason: str) -> None:
-        """Holds the run back until this guard calls it with an empty reason. May be called from any
-        thread."""
+        """Holds the run back until this guard gives an empty reason. Thread-safe."""
         with self._changing:
             before = self._reasons.get(guard, "")
             if reason:

@@ -110,8 +110,8 @@ class Saving:
         """The task that writes the newest snapshot."""
 
     def report_in(self, tasks: asyncio.TaskGroup) -> None:
-        """Sets the group whose tasks wait for the disk; call it first. Any error but StorageError ends the
-        group."""
+        """Sets the group whose tasks wait for the disk; call it first. Other errors than StorageError end
+        the group."""
         self._tasks = tasks
 
     async def save(self, counters: Counters) -> None:

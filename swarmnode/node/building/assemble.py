@@ -204,8 +204,7 @@ def _all_seeds(config: Config, paths: Paths) -> Seeds:
 
 
 def seed_of(config: Config, peer_id: str) -> int:
-    """Returns the configured seed, else one of this node's own: strangers should not all ask the same
-    questions."""
+    """Returns the configured seed, else the node's own: strangers should not ask the same questions."""
     if config.node.seed is not None:
         return config.node.seed
     return int.from_bytes(hashlib.sha256(peer_id.encode()).digest()[:4], "big") >> 1

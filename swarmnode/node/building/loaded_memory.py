@@ -121,8 +121,7 @@ def _overlap_bytes(config: Config, local: LocalPolicy, budget: TokenBudget) -> f
 
 
 def _still_to_come(card: ModelCard, work: Workload, local: LocalPolicy) -> float:
-    """Returns the bytes, besides activations, that are not yet taken when base, engine and adapters are
-    loaded."""
+    """Returns the bytes, besides activations, not yet taken when base, engine and adapters are loaded."""
     plan = plan_memory(card, work)
     kv_cache = 0 if local.engine.capabilities.reserves_kv else plan.kv_cache
     return plan.gradients + plan.optimizer + kv_cache + work.engine.growth(card, work)
@@ -144,7 +143,6 @@ def _loaded_workload(config: Config, local: LocalPolicy) -> Workload:
 
 
 def _engine_record(config: Config, local: LocalPolicy) -> EngineRecord:
-    """Returns the record of the loaded engine. For an engine that is not ours, it is that of the configured
-    one."""
+    """Returns the record of the loaded engine: ours by its name, any other as configured."""
     name = local.engine.capabilities.name
     return record_of(name if name in ours("engine") else config.rollout.engine)

@@ -68,8 +68,7 @@ class PlannedMemory:
 
 
 def plan_for(config: Config, model: str) -> PlannedMemory:
-    """Returns the memory plan of `model` (tiny, a folder or a hub name) here. Loads nothing, not even
-    torch."""
+    """Returns the memory plan of `model` (tiny, a folder or a hub name). Loads nothing, not even torch."""
     machine, gpu = inspect_machine(), usable_gpu(config.policy.device)
     facts = find_facts(model, load_cards(builtin_folder("configs") / "models.toml"))
     free, place = float(machine.memory_free_bytes), "this machine"

@@ -70,8 +70,7 @@ class PolicyNode:
     """Called right before the start: only then is it known where the others listen."""
     leave: Callable[[], None]
     close_engine: Callable[[], None]
-    """Releases its part of the engine; may wait for a step of the others. A node that was built does so
-    itself."""
+    """Releases its part of the engine; may wait for a step of the others. A built node does so itself."""
     stopping: bool = False
     node: NodeLoop | None = None
 
@@ -97,8 +96,7 @@ class Ending:
 
 
 def config_of(config: Config, number: int) -> Config:
-    """Returns the settings of one policy: its own tasks, seed and ports. Raises ConfigError if no port is
-    left."""
+    """Returns one policy's settings: its own tasks, seed and ports. Raises ConfigError if no port is left."""
     network, node, tasks = config.network, config.node, config.tasks
     if tasks.mixes:
         names = tuple(name.strip() for name in tasks.mixes[number % len(tasks.mixes)].split(","))
@@ -150,8 +148,7 @@ def check_policies(config: Config) -> None:
 
 
 def introduced(seat: Seat, addresses: Sequence[str]) -> Seat:
-    """Returns a seat that dials the running policies of this process, so they meet even where nobody else
-    is."""
+    """Returns a seat that dials the running policies of this process, so they meet even if they are alone."""
     network = seat.config.network
     network = network.model_copy(update={"seeds": (*network.seeds, *addresses)})
     return replace(seat, config=seat.config.model_copy(update={"network": network}))

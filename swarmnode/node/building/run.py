@@ -79,8 +79,7 @@ class Company:
         self.left = 0
         self.starting = asyncio.Lock()
         self.leaves_garbage_alone = gc.get_freeze_count() > 0
-        """True if the surrounding program has frozen objects in the garbage collector: it is left as it
-        is."""
+        """True if the surrounding program has frozen garbage-collected objects; these are left alone."""
 
     @property
     def others_go_on(self) -> bool:
@@ -299,8 +298,7 @@ def leave_note(status: NodeStatus, seat: Seat, page: Page) -> None:
 
 
 def _announce(node: NodeLoop, page: Page, seat: Seat, company: Company) -> None:
-    """Leaves a note for `swarmnode status`, and tells people and the other policies how to reach this
-    node."""
+    """Leaves a note for `swarmnode status`; tells people and the other policies how to reach this node."""
     status, config = node.status, seat.config
     addresses = status.network.addresses
     leave_note(status, seat, page)

@@ -30,8 +30,7 @@ def start_tasks(stack: ExitStack, config: TasksConfig, home: Path | None = None)
 
 
 def tasks_for_strangers(stack: ExitStack, tasks: Mapping[str, Task]) -> dict[str, Task]:
-    """Returns the tasks that judge what others sent, so that an answer that hangs a reward delays none of
-    ours."""
+    """Returns the tasks that judge what others sent: an answer that hangs a reward delays none of ours."""
     beside: dict[str, Task] = {}
     for name, task in tasks.items():
         if isinstance(task, Isolated):

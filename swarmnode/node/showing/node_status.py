@@ -412,8 +412,7 @@ def swarm_of(status: NodeStatus) -> str:
 
 
 def printable_status(status: NodeStatus) -> NodeStatus:
-    """Returns the status with all its text safe for a terminal: names, details and reasons may quote a
-    peer."""
+    """Returns the status with all text safe for a terminal: names, details and reasons may quote a peer."""
     return msgspec.convert(_printable(msgspec.to_builtins(status)), NodeStatus)
 
 

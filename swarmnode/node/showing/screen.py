@@ -62,8 +62,7 @@ class Screen:
     def __init__(
         self, log_file: Path | None = None, *, terminal: bool | None = None, shows: bool = True
     ) -> None:
-        """`terminal`: True if stderr is one; None: detect it. `shows` False: log lines go to the file
-        only."""
+        """`terminal`: stderr is one; None: detect it. `shows` False: log lines go to the file only."""
         self._log_file = log_file
         self._terminal = shows and (sys.stderr.isatty() if terminal is None else terminal)
         self._shows = shows

@@ -78,8 +78,7 @@ class Curriculum:
         self._tasks = tasks
         self._levels = {name: Level() for name, task in tasks.items() if levels_of(task) > 1}
         self._before: dict[int, Mapping[str, Level]] = {}
-        """Levels at the start of the newest rounds: a run that resumes from a checkpoint counts their answers
-        again."""
+        """Levels at the start of the newest rounds: a run that resumes counts their answers again."""
 
     @property
     def levels(self) -> dict[str, int]:

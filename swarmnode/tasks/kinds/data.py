@@ -139,8 +139,8 @@ def name_of(spec: TaskSpec) -> str:
 
 
 def shuffled(name: str, count: int) -> Iterator[int]:
-    """Yields the numbers from 0 to `count` in an order that follows from `name`, on every machine. The first
-    numbers cost nothing for the rest.
+    """Yields the numbers from 0 to `count` in an order that follows from `name`, on every machine. Taking
+    only the first ones does not cost the work of the rest.
 
     >>> list(shuffled("a", 5)), list(shuffled("b", 5))
     ([3, 1, 0, 2, 4], [4, 1, 3, 2, 0])

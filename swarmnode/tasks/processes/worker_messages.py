@@ -153,8 +153,7 @@ def frame(message: Order | Reply) -> bytes:
 
 @dataclass(slots=True)
 class MessageReader:
-    """Reads whole messages from a socket. A part that arrived before a deadline is kept for the next
-    attempt."""
+    """Reads whole messages from a socket. It keeps a part that arrived before a deadline for the next one."""
 
     channel: socket.socket
     _bytes: bytearray = field(default_factory=bytearray)
