@@ -25,7 +25,7 @@ MOST_LOST = 16
 
 
 class Demonstrating:
-    """Returns the demonstrations of drawn examples, and at first those that were given whole."""
+    """Finds and judges demonstrations: those of drawn examples, and at first those given whole."""
 
     def __init__(
         self, given: Demonstrations, tasks: Mapping[str, Task], renderer: Renderer, max_tokens: int

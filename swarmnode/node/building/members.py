@@ -52,7 +52,7 @@ def build_members(
     demonstrations: Demonstrations,
 ) -> list[PolicyNode]:
     """Loads the base once and returns a node on it for each seat; the stack releases what they hold.
-    `monitors`: those of each seat. `watch`: told beside them and the screen."""
+    `monitors`: those of each seat. `watch`: a further watcher beside these and the screen."""
     config, paths = seats[0].config, seats[0].paths
     make_learner: type[PolicyLearner] = find_called("learner", config.node.learner, PolicyLearner.__init__)
     loaded = load_policy(

@@ -115,8 +115,8 @@ def prepared(
 ) -> Generator[list[PolicyNode]]:
     """Yields the policies of a run, loaded and ready to be served, and releases what they hold at the end.
 
-    `tasks`: used instead of those in the settings. `watch`: told beside the screen. `monitors`: beside those
-    in the settings. `demonstrations`: in addition to those of the tasks. Raises SwarmnodeError.
+    `tasks`: used instead of those in the settings. `watch`: a watcher beside the screen. `monitors`: beside
+    those in the settings. `demonstrations`: in addition to those of the tasks. Raises SwarmnodeError.
     """
     config, model = settings.config, settings.model
     with ExitStack() as stack:

@@ -4,7 +4,7 @@ node.py -> [StatusBoard] -> NodeStatus -> /status, /metrics
                                 |
                                 +-> [Watchers] -> monitors.py | extensions/panel/ | a stream
 
-Watchers are told after every round: monitors.py and the log always, a panel on a terminal.
+Watchers are called after every round: monitors.py and the log always, a panel only on a terminal.
 """
 
 import logging

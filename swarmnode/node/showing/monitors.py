@@ -29,7 +29,7 @@ from swarmnode.settings.config import SECTIONS, Config
 logger = logging.getLogger(__name__)
 
 MOST_LOG_BYTES = 64 * 2**20
-"""Size at which a file is put aside, once, so that a node that runs for months does not fill its disk."""
+"""Size at which a file is renamed and replaces the previous one, so that months of rounds fill no disk."""
 MOST_WAITING = 256
 """Rounds that wait for a slow monitor; it misses any beyond that."""
 PATIENCE_S = 30.0
