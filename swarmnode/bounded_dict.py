@@ -11,7 +11,7 @@ V = TypeVar("V")
 
 
 class BoundedDict(OrderedDict[K, V]):
-    """At most `most` entries: those that were set last, in that order.
+    """A dictionary of at most `most` entries: the ones set last, in that order.
 
     >>> table = BoundedDict[str, int](2)
     >>> table["a"], table["b"], table["a"], table["c"] = 1, 2, 3, 4

@@ -1,4 +1,4 @@
-"""Messages, the prompts and turns that are made of them, and a prompt's one form as text."""
+"""Messages, the prompts and turns made of them, and the text form of a prompt."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -72,10 +72,10 @@ def asked_of(prompt: Prompt) -> str:
     return f"{last['content']} (before: {said})" if before else last["content"]
 
 
-# ---- a prompt as text: in checkpoints, between processes, and where its digest decides ----
+# ---- a prompt as text: in checkpoints, between processes, and in digests ----
 
 _MARK = "\x02"
-"""Start of text, in ASCII: it begins the text of a conversation, and of nothing else."""
+"""Start of text, in ASCII. It begins the text form of a conversation and no other text."""
 
 
 def written_prompt(prompt: Prompt) -> str:
@@ -103,7 +103,7 @@ def read_prompt(text: str) -> Prompt:
     return prompt_of(found["messages"], found["tools"]) if "tools" in found else prompt_of(found)
 
 
-# ---- what a policy says ----
+# ---- answers of a policy ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ def turns_of(said: Said) -> tuple[Turn, ...]:
 
 
 def said_in_lines(said: Said) -> str:
-    """Returns an answer for people to read: one text as it is, of an episode all that was said, in lines.
+    """Returns an answer for people to read: a text unchanged, or all that was said in an episode, in lines.
 
     >>> said_in_lines((Turn("ask", ({"role": "tool", "content": "7"},)), Turn("It is 7.")))
     'ask\\n[tool] 7\\nIt is 7.'

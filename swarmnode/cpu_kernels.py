@@ -1,9 +1,9 @@
-"""Kernels for a CPU: what is done to tokens between two products, in one pass over memory.
+"""CPU kernels for the work on tokens between two products, in one pass over memory.
 
 model/, rollout/decode/ -> [kernels] -> registry.py -> extensions/native/, or none
 
-Nothing depends on them. Whoever calls one asks `fits` first, and has torch's operations beside the call for a
-tensor that does not fit: on a GPU, of another type, or where there are no kernels.
+They are optional. A caller asks `fits` first, and has torch's operations beside the call for a tensor that
+does not fit: on a GPU, of another type, or if there are no kernels.
 
 Shapes: M tokens, D numbers, H query heads, G key heads, E head size; in a packed row T tokens, R runs, S key
 slots; in a decode step N rows with one token each, P prompts of W tokens, V vocabulary.
@@ -22,8 +22,8 @@ from swarmnode.registry import find, names
 
 
 def expect(tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> None:
-    """Raises ValueError unless `tensor` is a plain block of memory of this shape and type: a kernel reads and
-    writes where it is told to, so a wrong one is a defect of the caller."""
+    """Raises ValueError unless `tensor` is a contiguous block on the CPU, of this shape and type. A kernel
+    reads and writes where it is told to, so a wrong tensor is a defect of the caller."""
     right = tensor.shape == shape and (dtype is None or tensor.dtype == dtype)
     if not right or not tensor.is_contiguous() or tensor.device.type != "cpu":
         raise ValueError(
@@ -41,14 +41,14 @@ class Sequences:
     key_ends: Tensor
     """0 and the running sum of the whole sequences' lengths; a run's tokens are the last of its sequence."""
     key_tokens: Tensor
-    """Tokens of all sequences, one after the other, int64 [S]."""
+    """Tokens of all sequences, one sequence after another, int64 [S]."""
     longest: int
     """Tokens of the longest sequence."""
     tokens: int
     """T, the number of tokens in the row."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for numbers that lead a kernel out of T tokens. Checked once for all layers."""
+        """Raises ValueError for indices outside of T tokens. Checked once for all layers."""
         queries, keys = self.query_ends.diff(), self.key_ends.diff()
         runs = len(queries)
         expect(self.query_ends, (runs + 1,), torch.int64)
@@ -71,7 +71,7 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True)
 class HeadLayout:
-    """The order of a token's numbers: per key head its `group` queries, its key and its value."""
+    """The order of a token's numbers: for each key head its `group` queries, its key and its value."""
 
     kv_heads: int
     group: int
@@ -90,11 +90,11 @@ class HeadLayout:
 
 
 class StepRows(Protocol):
-    """Sequences in a cache with one new token each: the common part of all layers of a step, checked once."""
+    """Sequences in a cache with one new token each: what all layers of a step share, checked once."""
 
     def attend(self, layer: int, fused_ND: Tensor, scale: Tensor | None, attended_ND: Tensor) -> None:
-        """Writes the new keys and values of a layer, and attention over everything up to them into `attended`
-        [N, G * group * E]. `scale` [group + 1, E] is that of the norm, float32."""
+        """Writes the new keys and values of a layer, and the attention over everything up to them into
+        `attended` [N, G * group * E]. `scale` [group + 1, E] is that of the norm, float32."""
         ...
 
 
@@ -107,11 +107,11 @@ class Streams:
     windows: int
     """Number of windows in each table of words; a power of two."""
     steps: tuple[int, int]
-    """Distance that a row's window moves per position in each table."""
+    """Distance by which a row's window moves per position in each table."""
     unit: float
     """Unit of a sum of two words."""
     offsets: Tensor
-    """Beginnings of each row's windows, [2, N]. They move."""
+    """Start of each row's windows, [2, N]. It moves."""
 
 
 def _nothing_fits(*_: Any) -> Any:
@@ -120,14 +120,14 @@ def _nothing_fits(*_: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuKernels:
-    """A set of kernels, which take only tensors that `fits`, and check those. By default no tensor does."""
+    """A set of kernels, which take only tensors that `fits`, and check them. By default no tensor does."""
 
     fits: Callable[[Tensor], bool] = lambda tensor: False
     """Returns True if there are kernels for tensors like this one."""
     keep_in: Callable[[Path], None] = lambda cache: None
-    """Sets the folder for what is compiled, if the installation cannot be written to."""
+    """Sets the folder for compiled code, if the installation is not writable."""
     prepare: Callable[[], object] = lambda: None
-    """Gets the kernels ready now, and not at the first call, if they have to be compiled."""
+    """Prepares the kernels now rather than at the first call, if they have to be compiled."""
 
     rms_norm: Callable[[Tensor, Tensor, float], Tensor] = _nothing_fits
     """(x, scale, eps) -> x / sqrt(mean(x^2) + eps) * scale over the last dimension."""
@@ -173,12 +173,12 @@ _kernels: CpuKernels | None = None
 
 
 def kernels() -> CpuKernels:
-    """Returns the kernels of this process: those of the last `use_kernels`, before any those of auto."""
+    """Returns the kernels of this process: those set by `use_kernels`, or else those of `auto`."""
     return use_kernels("auto") if _kernels is None else _kernels
 
 
 def use_kernels(name: str) -> CpuKernels:
-    """Sets the kernels of this process, as policy.cpu_kernels names them, and returns them. Raises
+    """Sets the kernels of this process by a name as in policy.cpu_kernels, and returns them. Raises
     ConfigError."""
     global _kernels
     if name == "auto":

@@ -1,10 +1,10 @@
-"""The facts about an engine before one is made: where it runs, what it takes, how to get it.
+"""The facts about an engine before it is made: where it runs, what it takes, how to install it.
 
 registry.py -> [record_of, by_preference] -> rollout/engine_choice.py (which one), models.py, doctor,
     node/building/machine_memory.py (its memory)
 
-A record needs no torch, so that a plan and a refusal cost nothing. It does not name the `Engine` that `make`
-returns, which stands above it (rollout/engine.py).
+A record needs no torch, so that planning and refusing cost nothing. It does not name the `Engine` type that
+`make` returns, which belongs to a higher layer (rollout/engine.py).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,21 +18,21 @@ from swarmnode.registry import find, ours
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """The arguments that an engine is made with."""
+    """The arguments from which an engine is made."""
 
     base: Any
-    """The transformers model, without an adapter: read, never changed."""
+    """The transformers model, without an adapter. It is read and never changed."""
     eos_token_ids: Sequence[int]
     max_slots: int
     """Most requests that run at once."""
     max_length: int | None
-    """Longest prompt and completion together, in tokens; None: what the model was made for."""
+    """Longest prompt and completion together, in tokens. None: the model's own limit."""
     device: Any
-    """The torch.device that it computes on."""
+    """The torch.device on which it computes."""
     source: str | None
-    """The folder or the hub name that the model was loaded from."""
+    """The folder or hub name from which the model was loaded."""
     lora_rank: int
-    """The largest rank that `set_policy` will bring."""
+    """The largest rank that `set_policy` will receive."""
     policies: int
     max_versions: int
     """Policy versions that have to be live at once."""
@@ -40,26 +40,26 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRecord(EngineMemory):
-    """An engine, as `rollout.engine` names it. Its memory (`weights`, `growth`, `card_share`) is explained at
-    EngineMemory, in machine/memory_plan.py."""
+    """An engine that `rollout.engine` can name. EngineMemory in machine/memory_plan.py explains its memory
+    (`weights`, `growth`, `card_share`)."""
 
     make: Callable[[EngineOptions], Any]
-    """Makes the `Engine`. Raises EngineError, ModelError: under `auto` another one takes its place then."""
+    """Makes the `Engine`. Raises EngineError or ModelError; under `auto` another engine then replaces it."""
     fastest_on: Mapping[str, str] = field(default_factory=dict[str, str])
     """Types of devices (cuda, cpu) on which `auto` prefers it, with the reason. {family} is the model's."""
     instead: str = "{family} runs"
     """Beginning of the reason if another engine would be faster."""
     missing: Callable[[str], str | None] = lambda device: None
-    """Why it cannot be had on this machine for this type of device, which an installation would change."""
+    """Returns why this machine lacks it for this type of device, if installing something would help."""
     install: str = ""
     """Advice on installing a missing part."""
     refuses: Callable[[Any, str, str | None], str | None] = lambda base, device, source: None
-    """Why it cannot run a model (perhaps without weights) on this type of device; it comes from `source`."""
+    """Returns why it cannot run a model (perhaps without weights) from `source` on this type of device."""
     takes_quantized: bool = False
     several_policies: bool = False
-    """It holds the versions of several policies at once."""
+    """True if it holds the versions of several policies at once."""
     last_resort: bool = False
-    """`auto` takes any other one first."""
+    """True if `auto` prefers any other engine."""
 
 
 def record_of(name: str) -> EngineRecord:

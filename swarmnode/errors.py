@@ -34,7 +34,7 @@ INTERRUPTED = 130
 """Exit code of a command ended by Ctrl-C, as in shells (128 + SIGINT)."""
 
 _NOT_THEIRS = (str(Path(__file__).parent), str(Path(traceback.__file__).parent), "<frozen")
-"""Paths of traceback lines that are ours or Python's, of no help to the author of the code that failed."""
+"""Prefixes of traceback paths that are ours or Python's and do not help the author of the failed code."""
 
 
 class SwarmnodeError(Exception):
@@ -64,7 +64,7 @@ def where(error: BaseException) -> str:
 
 
 def notes_of(error: BaseException) -> tuple[str, ...]:
-    """Returns the notes of an error: the traceback of code that is not ours."""
+    """Returns the notes of an error, which hold tracebacks of code that is not ours."""
     return tuple(getattr(error, "__notes__", ()))
 
 
@@ -101,7 +101,7 @@ class PeerUnreachable(NetworkError):
 
 
 class PeerBarred(PeerUnreachable):
-    """We refuse contact with the peer for a while."""
+    """Contact with the peer is blocked for a while."""
 
 
 class RequestTimeout(NetworkError):

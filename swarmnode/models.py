@@ -1,4 +1,4 @@
-"""The choice of a model that fits this machine, and facts about a model before it is loaded: shapes, never
+"""Chooses a model that fits this machine, and collects facts about a model before it is loaded: shapes, never
 guesses."""
 
 import json
@@ -18,13 +18,13 @@ from swarmnode.machine.memory_plan import MemoryPlan, ModelCard, Workload, plan_
 from swarmnode.settings.config import Config
 
 PLANNED_TOKENS = 4096
-"""Tokens of the micro-batch that a model is chosen for; free memory decides the real one
+"""Micro-batch tokens with which a model is chosen; free memory later decides the real number
 (model/budget.py)."""
 LARGEST_HEADER_BYTES = 100_000_000
-"""Bytes of a header at most, as safetensors itself bounds it."""
+"""Most bytes of a header, the same bound as in safetensors itself."""
 BF16_CAPABILITY = 8.0
-"""Compute capability from which NVIDIA cards multiply in bfloat16 (Ampere). Before, torch emulates it, far
-slower than float32."""
+"""Compute capability from which NVIDIA cards multiply in bfloat16 (Ampere). On older cards torch emulates it,
+far slower than float32."""
 BF16_FROM_HIDDEN = 256
 """Width from which bfloat16 pays on a CPU: in narrower models a layer's products are not the main cost."""
 LOWER = "lower rollout.slots, rollout.max_tokens or training.micro_batch_tokens, or choose a smaller --model"
@@ -81,7 +81,7 @@ def read_facts(folder: Path, name: str) -> Facts:
 
 
 def read_config(spec: str) -> dict[str, Any] | None:
-    """Returns config.json of a model on this disk. None: it is not here, or cannot be read."""
+    """Returns config.json of a model on this disk, or None if it is missing or cannot be read."""
     folder = folder_of(spec)
     try:
         config = None if folder is None else json.loads((folder / "config.json").read_text())
@@ -91,8 +91,8 @@ def read_config(spec: str) -> dict[str, Any] | None:
 
 
 def card_of(name: str, config: Mapping[str, Any], parameters: int, tensors: Collection[str]) -> Facts:
-    """Returns the card of a dense decoder from its configuration and the names of its tensors. Its parameters
-    must be as many as the shapes give: they reveal experts or gates that a configuration does not mention.
+    """Returns the card of a dense decoder from its configuration and the names of its tensors. The number of
+    parameters must match the shapes: this reveals experts or gates that a configuration does not mention.
 
     >>> card_of("m", {}, 0, ()).source
     'the configuration of m has no num_attention_heads'
@@ -125,7 +125,7 @@ def card_of(name: str, config: Mapping[str, Any], parameters: int, tensors: Coll
 
 
 def folder_of(spec: str) -> Path | None:
-    """Returns the folder of a model on this disk: as given, or in the hub's cache."""
+    """Returns the folder of a model on this disk: the given one, or that in the hub's cache."""
     if Path(spec).expanduser().is_dir():
         return Path(spec).expanduser()
     if find_spec("huggingface_hub") is None:
@@ -182,7 +182,7 @@ def workload(config: Config, gpu: Gpu | None, *, hidden: int = 0) -> Workload:
 
 
 def expected_engine(config: Config, gpu: bool) -> EngineRecord:
-    """Returns the engine that rollout/engine_choice.py will take for a model that all of them can run."""
+    """Returns the engine that rollout/engine_choice.py will choose for a model that all of them can run."""
     device, packed = "cuda" if gpu else "cpu", config.policy.quantization != "none"
     if config.rollout.engine != "auto":
         return record_of(config.rollout.engine)
@@ -192,7 +192,7 @@ def expected_engine(config: Config, gpu: bool) -> EngineRecord:
 
 def number_bytes(dtype: str, gpu: Gpu | None, hidden: int = 0) -> int:
     """Returns the bytes of a weight under `policy.dtype`. auto: 2 on a card that multiplies in bfloat16, and
-    on a CPU where that pays for a model of this width.
+    on a CPU where bfloat16 pays for a model of this width.
 
     >>> number_bytes("auto", None), number_bytes("auto", Gpu("T4", None, None, capability=7.5))
     (4, 4)
@@ -226,7 +226,7 @@ def choose_model(
 
 
 def find_model(spec: str) -> str:
-    """Returns the whole path of the folder if `spec` is one, as a run keeps it, else the hub name. Raises
+    """Returns the absolute path if `spec` is a folder, as runs record it, else the hub name. Raises
     ModelError.
 
     >>> find_model("owner/name")
@@ -253,8 +253,8 @@ def find_model(spec: str) -> str:
 def resolve_model(config: Config, cards_file: Path, remembered: Path) -> tuple[str, str]:
     """Returns the model that `policy.model` means on this machine, and the reason in one sentence.
 
-    `auto` stays with what it chose at the first start (`remembered` holds it): how much memory happens to be
-    free later must not change which policy a node trains.
+    `auto` keeps what it chose at the first start (stored in `remembered`): the amount of memory that happens
+    to be free later must not change which policy a node trains.
     """
     if config.policy.model != "auto":
         return config.policy.model, "as set"
@@ -268,7 +268,7 @@ def resolve_model(config: Config, cards_file: Path, remembered: Path) -> tuple[s
 
 
 def within_limit(config: Config, free_bytes: float, taken_bytes: float = 0.0) -> float:
-    """Returns the free bytes that limits.memory_gb lets us take, beside those that we have taken."""
+    """Returns the free bytes that we may use within limits.memory_gb, beside `taken_bytes` already in use."""
     most = config.limits.memory_gb
     return free_bytes if most is None else max(0.0, min(free_bytes, most * GIB - taken_bytes))
 
@@ -289,7 +289,7 @@ def choose_for_machine(
 
 
 def remember_model(remembered: Path, model: str) -> None:
-    """Remembers the choice of `auto`. With a full disk it chooses again at the next start."""
+    """Stores the choice of `auto`. On a full disk, it will choose again at the next start."""
     with suppress(OSError):
         remembered.parent.mkdir(parents=True, exist_ok=True)
         remembered.write_text(model + "\n")

@@ -1,4 +1,4 @@
-"""One rule for foreign text on its way to a person: nothing in it may steer a terminal."""
+"""One rule for foreign text that people will read: nothing in it may control a terminal."""
 
 MAX_LINE_CHARS = 2000
 """Longest line in characters: longer than any of ours, and short enough that a thousand of them do no
@@ -8,7 +8,7 @@ harm."""
 def printable(text: str, *, max_chars: int = MAX_LINE_CHARS) -> str:
     r"""Returns a text on one line, without control characters, changes of direction or lone surrogates.
 
-    Characters that cannot be shown are escaped as in Python, and a text that is too long is cut and says so.
+    Characters that cannot be shown are escaped as in Python, and a text that is too long is cut, with a note.
 
     >>> printable("\x1b[2J\nready")
     '\\x1b[2J\\nready'

@@ -40,7 +40,7 @@ FILE_PATH = re.compile(r"(.*/)?(?P<module>\w+)\.py:(?P<attribute>\w+)")
 
 @dataclass(frozen=True, slots=True)
 class Seam:
-    """A place for a part, and the parts for it that swarmnode always includes."""
+    """A place for a part, and the parts for it that the core of swarmnode includes."""
 
     said_by: str
     """The setting, flag or command that names the part."""
@@ -81,7 +81,7 @@ SEAMS: Mapping[Kind, Seam] = {
     "reward": Seam("tasks.reward", {"majority_vote": "swarmnode.tasks.judging.votes:majority_vote"}),
     "judge": Seam("tasks.judge", {}),
     "monitor": Seam("node.monitors", {}),
-    # Each is a function, or an app with commands of its own.
+    # Each is a function, or an app with its own commands.
     "command": Seam(
         "swarmnode",
         {
@@ -132,8 +132,8 @@ def names(kind: Kind) -> tuple[str, ...]:
 
 
 def known(kind: Kind, name: str, *besides: str) -> str:
-    """Returns `name` if it may name a part; imports nothing. `besides`: other words that are allowed in its
-    place. Raises ValueError, as the validator of a setting does."""
+    """Returns `name` if it may name a part; imports nothing. `besides`: other allowed words. Raises
+    ValueError, like the validator of a setting."""
     if file := FILE_PATH.fullmatch(name):
         raise ValueError(
             f"use a module, not a file: write {file['module']}:{file['attribute']}, and"
@@ -162,8 +162,8 @@ def find(kind: Kind, name: str) -> Any:
 
 
 def find_called(kind: Kind, name: str, like: Callable[..., Any]) -> Any:
-    """Imports a part that takes the arguments of the method `like`; does not call it. Raises ConfigError,
-    also if the part cannot be called that way."""
+    """Imports a part that takes the arguments of the method `like`, without calling it. Raises ConfigError,
+    also if the part does not take these arguments."""
     part, said = find(kind, name), _said(kind, name)
     asked = [*signature(like).parameters.values()][1:]
     in_order = [one.name for one in asked if one.kind is not Parameter.KEYWORD_ONLY]
@@ -176,7 +176,7 @@ def find_called(kind: Kind, name: str, like: Callable[..., Any]) -> Any:
         raise ConfigError(f"{said} is a {type(part).__name__}, which is not callable", hint=hint)
     try:
         takes = signature(part)
-    except ValueError:  # Some callables that are written in C have none.
+    except ValueError:  # Some callables written in C have no signature.
         return part
     try:
         takes.bind(*in_order, **dict.fromkeys(by_name))
@@ -186,8 +186,8 @@ def find_called(kind: Kind, name: str, like: Callable[..., Any]) -> Any:
 
 
 def made(kind: Kind, name: str, make: Callable[[], Part], like: type) -> Part:
-    """Returns what the part with this name makes, if it has all members of the protocol `like`, else raises
-    ConfigError. Any other error of `make` gets a note that says which setting named the part."""
+    """Returns the object that the part with this name makes, if it has all members of the protocol `like`;
+    else raises ConfigError. Any other error of `make` gets a note naming the setting."""
     said = _said(kind, name)
     try:
         part = make()
@@ -217,7 +217,7 @@ def lacking(part: object, like: type) -> str:
         for name in vars(one)
         if not name.startswith("_") or name in ("__aenter__", "__aexit__")
     )
-    # `async with` asks the class.
+    # `async with` looks up the methods on the class.
     found = {name: hasattr(type(part) if name.startswith("_") else part, name) for name in names}
     return ", ".join(name for name in names if not found[name])
 
@@ -278,7 +278,7 @@ def _imported(said: str, path: str) -> Any:
 
 @cache
 def _extensions() -> list[Parts]:
-    """Returns what each folder of extensions/ registers. Empty: this installation has no extensions."""
+    """Returns the parts that each folder of extensions/ registers. Empty: there are no extensions."""
     try:
         home = import_module(_HOME)
     except ModuleNotFoundError:
@@ -301,8 +301,8 @@ def _broken(what: str, folder: str, error: Exception) -> ConfigError:
 
 
 def _registered(kind: Kind) -> dict[str, str]:
-    """The import paths that installed packages register, by name."""
-    from importlib.metadata import entry_points  # As long to load as half of `--help`.
+    """Returns the import paths that installed packages register, by name."""
+    from importlib.metadata import entry_points  # Loading it takes as long as half of `--help`.
 
     found = entry_points(group=f"swarmnode.{kind}")
     return {one.name: f"{one.module}:{one.attr}" for one in found}

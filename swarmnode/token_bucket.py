@@ -1,4 +1,4 @@
-"""Allowances: so much on average, and so much at once.
+"""Allowances: an average rate, and a burst at once.
 
 [TokenBucket] -> Inbox, Reputation, JudgeTime, BodyTransfer, Holder, Helping, SharedEngine
 """
@@ -19,7 +19,7 @@ class TokenBucket:
         self._updated_at: float | None = None
 
     def take(self, amount: float = 1.0, *, now: float) -> bool:
-        """Use up `amount`, or nothing and False when there is not enough."""
+        """Uses up `amount` and returns True, or nothing and returns False if there is not enough."""
         if not self.has(amount, now=now):
             return False
         self._level -= amount
@@ -33,5 +33,5 @@ class TokenBucket:
         return amount <= self._level
 
     def owe(self, amount: float) -> None:
-        """Use up what there may not be: the time that follows makes up for it."""
+        """Uses up `amount` even if there is less; the time that follows makes up for it."""
         self._level -= amount

@@ -1,4 +1,4 @@
-"""The nouns that all folders share."""
+"""The types that all folders share."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,23 +10,23 @@ from typing import Any, Literal
 from swarmnode.chat import Message, Prompt, Said, messages_of, turns_of
 
 FinishReason = Literal["stop", "length", "abort"]
-"""Reason for the end of a completion. stop: the policy ended its answer (EOS or a stop token); length: out of
-tokens; abort: we cut it."""
+"""Reason for the end of a completion. stop: the policy ended its answer (EOS or a stop token); length: it ran
+out of tokens; abort: we cut it."""
 
 Scores = Mapping[str, float | None]
 """Named rewards of one completion. None means "not scored", which is not zero."""
 
 MIN_REWARD_SPREAD = 1e-6
-"""Least standard deviation of rewards that differ: below, it is rounding."""
+"""Least standard deviation of rewards that differ; anything below is rounding."""
 
 FULL_MARGIN = 0.05
-"""Share of the way from rewards that teach nothing to the best that an answer may lack and still have full
-marks."""
+"""Share of the distance from rewards that teach nothing to the best reward that an answer may lack and still
+have full marks."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExampleKey:
-    """The name by which anyone can draw an example again from their own copy of the task."""
+    """The name by which any node can draw an example again from its own copy of the task."""
 
     task: str
     version: str
@@ -42,10 +42,10 @@ class Example:
     prompt: Prompt
     """Question: a text, or a conversation (chat.py)."""
     columns: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Every other dataset column (`answer`, ...), handed to reward functions by name as TRL does."""
+    """Every other dataset column (`answer`, ...), passed to reward functions by name, as in TRL."""
     conversational: bool = False
-    """True if the task gave its prompt as messages, so that its rewards get prompts and completions as
-    messages too."""
+    """True if the task gave its prompt as messages; its rewards then get prompts and completions as messages
+    too."""
 
     @property
     def messages(self) -> list[Message]:
@@ -61,8 +61,8 @@ class Span:
     start: int
     end: int
     kv: Literal["fresh", "stale"] = "fresh"
-    """Origin of keys and values. stale: those of earlier tokens were partly computed by an older version. The
-    recorded log-probabilities are exact all the same: they are those of the process that sampled."""
+    """State of the keys and values. stale: those of earlier tokens were partly computed by an older version.
+    The recorded log-probabilities are exact even so: they come from the process that sampled."""
 
 
 def one_span(version: int, tokens: int) -> tuple[Span, ...]:
@@ -90,7 +90,7 @@ Stretch = tuple[int, int]
 
 
 def check_given(given: Sequence[Stretch], tokens: int) -> None:
-    """Raises ValueError unless these stretches of `tokens` tokens are in order, apart and not empty."""
+    """Raises ValueError unless these stretches of `tokens` tokens are in order, disjoint and not empty."""
     last = 0
     for start, end in given:
         if not last <= start < end <= tokens:
@@ -115,21 +115,21 @@ class Completion:
     """One sampled answer. `token_ids` include the EOS token when `finish` is "stop"."""
 
     said: Said
-    """One text of the policy, or in an environment the turns of both."""
+    """A text of the policy, or in an environment the turns of both sides."""
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] | None
-    """Log-probability of each token under the distribution it was sampled from. None: a stranger's."""
+    """Log-probability of each token under the distribution it was sampled from. None: a stranger's answer."""
     spans: tuple[Span, ...]
     """Policy version that sampled each token. Together the spans cover `token_ids`."""
     finish: FinishReason
     path: tuple[int, ...] = ()
-    """Stages of the pipeline that sampled it, in order of visit: its log-probabilities are those of this
-    path, and it must be trained along the same one. Empty: a whole model. Never leaves the node."""
+    """Stages of the pipeline that sampled it, in the order visited: its log-probabilities are those of this
+    path, and it must be trained along the same path. Empty: a whole model. Never leaves the node."""
     given: tuple[Stretch, ...] = ()
-    """Tokens that an environment wrote between two turns of the policy, which reads them and is not trained
-    on them. Their log-probabilities are 0.0, and `spans` run across them."""
+    """Tokens that an environment wrote between two turns of the policy, which reads them but is not trained
+    on them. Their log-probabilities are 0.0, and `spans` include them."""
     broken_off: bool = False
-    """True if its environment was lost in the middle of it, so that it has no reward."""
+    """True if its environment was lost midway, so that it has no reward."""
 
     def __post_init__(self) -> None:
         check_spans(self.spans, len(self.token_ids))
@@ -137,7 +137,7 @@ class Completion:
 
     @property
     def text(self) -> str:
-        """All that the policy said."""
+        """Everything that the policy said."""
         return "".join(turn.said for turn in turns_of(self.said))
 
     @property
@@ -191,7 +191,7 @@ class RolloutGroup:
 
 
 def has_gradient(rewards: Sequence[float | None]) -> bool:
-    """Returns True if the scored rewards differ. Otherwise every advantage is zero, and the gradient with it.
+    """Returns True if the scored rewards differ. Otherwise all advantages are zero, and so is the gradient.
 
     >>> has_gradient([1.0, 0.0, None]), has_gradient([0.5, 0.5]), has_gradient([1.0, None])
     (True, False, False)
@@ -201,7 +201,7 @@ def has_gradient(rewards: Sequence[float | None]) -> bool:
 
 
 def total_reward(scores: Scores) -> float | None:
-    """Returns the weighted sum of the named rewards that were scored. None: none of them was.
+    """Returns the weighted sum of the named rewards that were scored, or None if none was.
 
     >>> total_reward({"correct": 1.0, "format": None}), total_reward({"correct": 1.0, "format*0.5": 0.5})
     (1.0, 1.25)
@@ -216,7 +216,7 @@ WEIGHT_MARK = "*"
 
 @lru_cache(maxsize=1024)
 def weight_of(name: str) -> float:
-    """Returns the weight of a reward, which its name ends in if it is not 1.
+    """Returns the weight of a reward, which ends its name if it is not 1.
 
     >>> weight_of("format*0.5"), weight_of("format")
     (0.5, 1.0)
@@ -243,8 +243,8 @@ def by_reward(scores: Iterable[Scores]) -> dict[str, list[float]]:
 
 
 def spread_of(values: Sequence[float]) -> float:
-    """Returns the population standard deviation. `statistics.pstdev` computes with fractions, at twenty times
-    the time.
+    """Returns the population standard deviation. `statistics.pstdev` computes with fractions and takes twenty
+    times as long.
 
     >>> spread_of([1.0, 0.0, 1.0, 0.0])
     0.5

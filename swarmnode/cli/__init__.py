@@ -2,6 +2,6 @@
 
 from swarmnode.machine.installing import NAMESAKE_ADVICE, find_namesake
 
-# Before any other module of ours is imported: it may not be ours any more.
+# Checked before any other module of ours is imported, which may belong to the other project.
 if (_namesake := find_namesake()) is not None:
     raise SystemExit(f"error: {_namesake}\n  next: {NAMESAKE_ADVICE}")

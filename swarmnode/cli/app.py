@@ -25,8 +25,8 @@ from swarmnode.registry import find, names
 logger = logging.getLogger(__name__)
 
 MisusedCommand: type[Exception] = typer.BadParameter.__bases__[0]
-"""Error of a command line that cannot be read: click's UsageError, which typer has in other modules by its
-version."""
+"""Error of a command line that cannot be parsed: click's UsageError, whose module depends on the version of
+typer."""
 DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 SUMMARIES: Mapping[str, str] = {
@@ -57,11 +57,11 @@ SUMMARIES: Mapping[str, str] = {
     "config": "Show settings and where they come from.",
     "version": "Print the version.",
 }
-"""Our commands in a line each, as `swarmnode --help` orders them, so that it imports none of them."""
+"""A line for each of our commands, in the order of `swarmnode --help`, which thus imports none of them."""
 
 
 class LazyCommands(UserDict[str, Any]):
-    """Commands by name, each imported when it is asked for: who calls one does not load the others."""
+    """Commands by name, each imported when it is looked up: calling one does not load the others."""
 
     def __getitem__(self, name: str) -> Any:
         found = find("command", self.data[name])
@@ -81,7 +81,7 @@ class LazyGroup(TyperGroup):
         self.commands = LazyCommands({name: name for name in names("command")})
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Returns the command of this name. Raises ConfigError for one of ours that is not installed."""
+        """Returns the command of this name. Raises ConfigError if it is one of ours and not installed."""
         if cmd_name in SUMMARIES and cmd_name not in self.commands:
             raise ConfigError(
                 f"`swarmnode {cmd_name}` needs swarmnode.extensions, which is missing or incomplete",
@@ -90,7 +90,7 @@ class LazyGroup(TyperGroup):
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Writes the table of commands. A registered one is imported for it and speaks for itself."""
+        """Writes the table of commands. A registered command is imported for its own summary."""
         found = names("command")
         ours = [name for name in SUMMARIES if name in found]
         others: list[tuple[str, str]] = []
@@ -132,11 +132,11 @@ def version(json: Json = False) -> None:
 
 def main() -> None:
     """Entry point of the console script."""
-    # Until a node hears its signals (stop_signals.py), a supervisor's SIGTERM is what Ctrl-C is: the first
-    # process of a container would otherwise not hear it at all, and be killed when its patience ends.
+    # Until a node handles its signals (stop_signals.py), SIGTERM of a supervisor acts like Ctrl-C: the first
+    # process of a container would otherwise ignore it and be killed when the supervisor's patience ends.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        # What is wrong with the options is said by typer; as JSON by us.
+        # typer reports errors in the options as text; we report them as JSON.
         raise SystemExit(app(standalone_mode=not json_is_asked()))
     except MisusedCommand as error:
         _complain(cast(Any, error).format_message(), "", cast(Any, error).exit_code)
@@ -145,7 +145,7 @@ def main() -> None:
             print("\n".join(map(printable, note.splitlines())), file=sys.stderr)
         _complain(error.message, error.hint, error.exit_code)
     except BrokenPipeError:
-        # Whoever read our output has gone. Python would complain once more when it flushes at exit.
+        # The reader of our output is gone. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
     except OSError as error:
@@ -157,7 +157,7 @@ def main() -> None:
             3,
         )
     except (KeyboardInterrupt, Exception) as error:
-        # Ctrl-C while a large library is being imported surfaces as whatever that library makes of it.
+        # Ctrl-C while a large library is imported may surface as any error of that library.
         if not _was_interrupted(error):
             raise
         _complain("interrupted", "", INTERRUPTED)

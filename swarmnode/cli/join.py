@@ -42,12 +42,12 @@ OPTIONS = {
     "run": "node.run",
     "seed": "node.seed",
 }
-"""Options of `join` that are a setting each; `settings_given` reads them."""
+"""Options of `join` that each set one setting; `settings_given` reads them."""
 
 
 def settings_given(given: Mapping[str, Any]) -> Settings:
-    """Returns the settings of a command line of `join`. `given`: its parameters by name; None: not given.
-    Raises ConfigError."""
+    """Returns the settings of a `join` command line. `given`: its parameters by name; None: not given. Raises
+    ConfigError."""
     overlap = given["overlap"]
     flags = {
         "network.seeds": tuple(given["addresses"] or ()) or None,
@@ -142,8 +142,8 @@ def join(
 
 
 def leave(ending: Ending) -> NoReturn:
-    """Print the last line and end the process. Everything is on the disk by now: taking torch apart module by
-    module takes seconds, and a thread that some library left behind would be waited for without end."""
+    """Prints the last line and ends the process. Everything is on disk by now: taking torch apart module by
+    module takes seconds, and Python would wait without end for a thread that some library left behind."""
     print(ending.line)
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]  as multiprocessing does before it leaves
     logging.shutdown()

@@ -1,4 +1,4 @@
-"""One rule for what a command prints: lines for people or, with `--json`, one JSON document on stdout.
+"""One rule for the output of commands: lines for people or, with `--json`, one JSON document on stdout.
 
 command -> [tell] -> stdout; its error -> app.py: main -> [complain] -> stderr, or with `--json` stdout, too
 """
@@ -16,8 +16,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON for a program to 
 
 
 def tell(json: bool, value: object, lines: Iterable[Any]) -> None:
-    """Prints `lines` as they come, texts or what rich draws; or instead of them `value` as JSON, with the
-    text of what JSON has no word for."""
+    """Prints `lines` as they come, as text or drawn by rich; or instead `value` as JSON, in which objects
+    without a JSON form appear as text."""
     if json:
         typer.echo(msgspec.json.encode(value, enc_hook=str).decode())
         return
@@ -31,7 +31,7 @@ def tell(json: bool, value: object, lines: Iterable[Any]) -> None:
 
 
 def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Yields a line a row, with the columns below each other. Its texts may be of strangers.
+    """Yields one line per row, with aligned columns. The texts may come from strangers.
 
     >>> list(table([("name", "n"), ("b", "12")]))
     ['name  n', 'b     12']
@@ -43,7 +43,7 @@ def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 def json_is_asked() -> bool:
-    """Returns True if this command shall print JSON, even where its options cannot be read."""
+    """Returns True if this command should print JSON, even if its options cannot be parsed."""
     return "--json" in sys.argv[1:]
 
 

@@ -1,4 +1,4 @@
-"""Command-line options become settings and folders here; every command goes through it."""
+"""Turns command-line options into settings and folders; every command goes through this module."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -53,14 +53,14 @@ Best = Annotated[
 Greedy = Annotated[bool, typer.Option("--greedy", help="Take the likeliest token instead of sampling.")]
 
 TASK_ENDINGS = (".py", ".jsonl", ".json", ".csv", ".parquet")
-"""Endings of the files that --task takes; no address has one."""
+"""Endings of the files that --task takes; no address has any of them."""
 
 
 def invited(
     home: Path | None, swarm: str | None, addresses: Sequence[str] | None, *, keeps: bool = True
 ) -> tuple[str | None, list[str] | None]:
-    """The swarm and the addresses to dial, with what an invitation among them says. The key of a private
-    swarm is put into the home, where it stays (`keeps`). Raises NetworkError."""
+    """Returns the swarm and the addresses to dial, including those of an invitation. The key of a private
+    swarm is stored in the home if `keeps`. Raises NetworkError."""
     texts = addresses or ()
     if task := next((text for text in texts if text.partition("?")[0].endswith(TASK_ENDINGS)), None):
         raise ConfigError(f"{task} is not a peer address", hint=f"did you mean --task {task}?")
@@ -92,8 +92,8 @@ def settings_of_trained(
     policy: int,
     named: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Returns the settings of a command about what one policy has learnt here. `named`: what else its options
-    say. Raises ConfigError for a policy that never ran here."""
+    """Returns the settings of a command about what one policy has learnt here. `named`: settings from its
+    other options. Raises ConfigError for a policy that never ran here."""
     flags = {"policy.model": model, "node.run": run, **(named or {})}
     found = settings_here(home=home, preset=preset, config=config, set_=set_, flags=flags, policy=policy)
     return of_policy(found, policy)
@@ -108,7 +108,7 @@ def settings_here(
     flags: Mapping[str, Any],
     policy: int = 0,
 ) -> Settings:
-    """Returns the settings of a command line, whose other options are `flags`. Without a named model it is
+    """Returns the settings of a command line, with its other options as `flags`. Without a named model, it is
     the one that this policy was trained with in this home."""
 
     def loaded(trained: str | None) -> Settings:
@@ -121,7 +121,7 @@ def settings_here(
 
 
 def of_policy(settings: Settings, number: int) -> Settings:
-    """Returns the settings as one of several policies has them. Raises ConfigError for one that never ran."""
+    """Returns the settings of one of several policies. Raises ConfigError for one that never ran here."""
     paths = settings.paths.policy(number)
     if number and paths not in settings.paths.policies():
         raise ConfigError(

@@ -42,7 +42,7 @@ def status(
 
 
 def _say_healthy(found: list[NodeStatus], json: bool) -> None:
-    """Prints a line of each policy. Raises SwarmnodeError for the first that does nothing."""
+    """Prints a line for each policy. Raises SwarmnodeError for the first that makes no progress."""
     said: dict[str, str] = {}
     for one in found:
         well, said[one.name] = at_work(one, time.time())
@@ -52,8 +52,8 @@ def _say_healthy(found: list[NodeStatus], json: bool) -> None:
 
 
 def running_nodes(paths: Paths) -> list[RunningNode]:
-    """Returns the notes of all policies that run here. Raises SwarmnodeError if none does, or if this home is
-    not ours to look into."""
+    """Returns the notes of all policies that run here. Raises SwarmnodeError if none does, or if we may not
+    read this home."""
     try:
         with suppress(FileNotFoundError, NotADirectoryError):
             paths.running.open().close()
@@ -69,8 +69,8 @@ def running_nodes(paths: Paths) -> list[RunningNode]:
 
 
 def _not_running(paths: Paths) -> SwarmnodeError:
-    """No node, or one that is still starting, which locks the identity first. The lock is only looked at:
-    taking it here could keep a node from starting."""
+    """Returns the error for no node, or for one that is still starting, which locks the identity first. The
+    lock is only inspected: taking it here could keep a node from starting."""
     lock = IdentityLock(paths.identity).path
     with suppress(OSError, ValueError, psutil.Error):
         holder = psutil.Process(int(lock.read_text()))

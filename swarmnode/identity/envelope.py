@@ -1,4 +1,4 @@
-"""Signed envelopes: a payload, its author, and a signature for one purpose; and strict decoding."""
+"""Signed envelopes: a payload, its author, and a signature for one purpose. Also strict decoding."""
 
 from typing import Annotated, TypeVar
 
@@ -56,8 +56,8 @@ def unseal(data: bytes, context: str, *, max_bytes: int) -> Envelope:
 def decoded(
     decoder: msgspec.msgpack.Decoder[T] | msgspec.json.Decoder[T], data: bytes, reason: str = "malformed"
 ) -> T:
-    """Returns what is in the bytes of a stranger, whose size the caller has bounded. Raises Rejected with
-    `reason` for anything else, a thousand lists in each other included."""
+    """Returns the content of a stranger's bytes, whose size the caller has bounded. Raises Rejected with
+    `reason` for anything else, including a thousand nested lists."""
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -65,7 +65,7 @@ def decoded(
 
 
 def _signed_bytes(context: str, payload: bytes) -> bytes:
-    # A NUL cannot occur in a context, so no context and payload can be cut elsewhere into another pair.
+    # A context cannot contain a NUL, so no other pair of context and payload gives the same bytes.
     if "\0" in context:
         raise ValueError("a signing context must not contain NUL")
     return context.encode() + b"\0" + payload

@@ -1,4 +1,4 @@
-"""The file of a node's key: made once, never replaced by itself, readable by its owner alone."""
+"""The file of a node's key: created once, never replaced automatically, readable only by its owner."""
 
 import logging
 import os
@@ -15,8 +15,8 @@ _SECRET_MODE = 0o600
 
 
 def load_or_create(path: Path) -> NodeKey:
-    """Returns the key at `path`, made if there is none. An unreadable one raises IdentityError and is never
-    replaced."""
+    """Returns the key at `path`, created if there is none. An unreadable key raises IdentityError and is
+    never replaced."""
     if not os.path.lexists(path):
         key = NodeKey.generate()
         if install(key, path):
@@ -42,8 +42,8 @@ def load(path: Path) -> NodeKey:
 
 
 def keep_secret(path: Path, descriptor: int) -> None:
-    """Takes the permission to read a secret from others, with a warning. It repairs instead of refusing: a
-    key restored with `cp` should not keep a node off the network."""
+    """Removes other users' permission to read a secret, with a warning. It repairs instead of refusing: a key
+    restored with `cp` should not keep a node off the network."""
     mode = S_IMODE(os.fstat(descriptor).st_mode)
     if not mode & 0o077:
         return
@@ -61,7 +61,7 @@ def keep_secret(path: Path, descriptor: int) -> None:
 
 
 def install(key: NodeKey, path: Path, *, replace: bool = False) -> bool:
-    """Puts the key file in place whole or not at all. Returns False if another key got there first."""
+    """Writes the key file, completely or not at all. Returns False if another key got there first."""
     temporary = path.with_name(f".{path.name}.{os.urandom(3).hex()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -70,7 +70,7 @@ def install(key: NodeKey, path: Path, *, replace: bool = False) -> bool:
             if replace:
                 temporary.replace(path)
             else:
-                # Unlike a rename, a link never overwrites a key that another process made meanwhile.
+                # Unlike a rename, a link never overwrites a key that another process created meanwhile.
                 path.hardlink_to(temporary)
         except FileExistsError:
             return False
@@ -86,7 +86,7 @@ def install(key: NodeKey, path: Path, *, replace: bool = False) -> bool:
 
 
 def write_secret(path: Path, data: bytes) -> None:
-    """Writes a new file that is readable by us alone from its first moment, and on the disk on return."""
+    """Writes a new file that only we can ever read, and that is on disk on return."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _SECRET_MODE)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)

@@ -1,4 +1,4 @@
-"""The key pair of a node, from which its peer id and its name follow."""
+"""The key pair of a node, which determines its peer id and its name."""
 
 import os
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ RESTORE_HINT = "restore your backup, or move the file away to start with a new i
 
 @dataclass(frozen=True)
 class NodeKey:
-    """An Ed25519 key pair. The peer id and the name follow from it.
+    """An Ed25519 key pair, which determines the peer id and the name.
 
     >>> NodeKey(bytes(32)).peer_id
     '12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN'

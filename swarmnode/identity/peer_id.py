@@ -1,4 +1,4 @@
-"""Peer ids of libp2p, which spell an Ed25519 public key."""
+"""Peer ids of libp2p, which encode an Ed25519 public key."""
 
 from functools import lru_cache
 
@@ -16,11 +16,11 @@ MAX_PEER_ID_CHARS = 52
 """Longest Ed25519 peer id. Decoding base58 is quadratic, so the length is checked first."""
 
 IDS_KEPT = 4096
-"""Peer ids that are not decoded again: an author signs again and again."""
+"""Peer ids whose decoding is cached: an author signs again and again."""
 
 
 def peer_id_from_public_key(public_key: bytes) -> str:
-    """Spells a raw Ed25519 public key as a libp2p peer id.
+    """Encodes a raw Ed25519 public key as a libp2p peer id.
 
     >>> peer_id_from_public_key(bytes(32))
     '12D3KooW9pNAk8aiBuGVQtWRdbkLmo5qVL3e2h5UxbN2Nz9ttwiw'
@@ -30,7 +30,7 @@ def peer_id_from_public_key(public_key: bytes) -> str:
 
 @lru_cache(IDS_KEPT)
 def public_key_from_peer_id(peer_id: str) -> bytes:
-    """Reads the raw Ed25519 public key back out of a peer id. Raises Rejected for anything else.
+    """Decodes the raw Ed25519 public key in a peer id. Raises Rejected for anything else.
 
     >>> public_key_from_peer_id("12D3KooW9pNAk8aiBuGVQtWRdbkLmo5qVL3e2h5UxbN2Nz9ttwiw") == bytes(32)
     True

@@ -23,8 +23,8 @@ NVIDIA_SMI_COLUMNS = (
     "memory.total,memory.free,compute_cap,uuid,driver_version,name",
     "memory.total,memory.free,index,uuid,driver_version,name",
 )
-"""Columns of nvidia-smi. The name comes last, since it may hold a comma. Drivers before 510 refuse to tell a
-capability: a number of the card stands in its place, which is not a decimal."""
+"""Columns of nvidia-smi. The name comes last, since it may contain a comma. Drivers before 510 do not report
+the capability: the card's index, which is not a decimal, takes its place."""
 LEAST_DRIVERS = {11: "450.80", 12: "525.60", 13: "580.65"}
 """Oldest Linux driver for builds of each major version of CUDA."""
 CGROUP = Path("/sys/fs/cgroup")
@@ -35,16 +35,16 @@ BF16_UNITS = frozenset({"avx512_bf16", "amx_bf16"})
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One accelerator. Memory is in bytes; None: the driver does not tell."""
+    """One accelerator. Memory is in bytes; None: the driver does not report it."""
 
     name: str
     memory_total_bytes: int | None
     memory_free_bytes: int | None
     capability: float | None = None
-    """NVIDIA's compute capability, 8.9 for Ada, which decides the types that a card can multiply."""
+    """NVIDIA's compute capability, such as 8.9 for Ada. It decides which types the card can multiply."""
     uuid: str = ""
     driver: str = ""
-    """Version of NVIDIA's driver, such as 580.65.06. Empty: it does not tell."""
+    """Version of NVIDIA's driver, such as 580.65.06. Empty: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class TorchCuda:
 
     version: str
     built_for: str | None
-    """Version of CUDA that it is built for. None: it is a build without."""
+    """Version of CUDA that it is built for. None: a build without CUDA."""
     uuids: tuple[str, ...] | None = None
     """UUIDs of the usable cards, in CUDA's order, which is not the driver's. None: CUDA does not start."""
     complaint: str = ""
@@ -65,7 +65,7 @@ class Card:
 
     gpu: Gpu | None
     problem: str = ""
-    """Reason. Empty: a card is used, none is here, or none was asked for."""
+    """The reason. Empty: a card is used, none is here, or none was requested."""
     advice: str = ""
 
 
@@ -86,14 +86,14 @@ def inspect_machine() -> Machine:
 
 
 def torch_threads() -> int:
-    """Returns the torch threads on a CPU: OMP_NUM_THREADS where it is set, else one. More pay only for large
-    models on an idle machine."""
+    """Returns the number of torch threads on a CPU: OMP_NUM_THREADS if it is set, else one. More pay off only
+    for large models on an idle machine."""
     said = os.environ.get("OMP_NUM_THREADS", "")
     return max(1, int(said)) if said.isdecimal() else 1
 
 
 def memory_bytes() -> tuple[int, int]:
-    """Returns the total and the free memory of this machine, or of the container that we are in."""
+    """Returns the total and the free memory of this machine, or of the container that we run in."""
     memory = psutil.virtual_memory()
     total, free = memory.total, memory.available
     if (container := container_memory()) is not None:
@@ -110,7 +110,7 @@ def nvidia_gpus() -> tuple[Gpu, ...]:
 
 
 def ask_nvidia_smi(arguments: Sequence[str]) -> str:
-    """Returns what nvidia-smi prints; empty where it is not here, refuses, or takes too long."""
+    """Returns the output of nvidia-smi, or "" if it is missing, refuses, or takes too long."""
     try:
         done = subprocess.run(
             ("nvidia-smi", *arguments),
@@ -139,7 +139,7 @@ def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
 
 
 def usable_gpu(device: str) -> Gpu | None:
-    """Returns the card that torch will use for `policy.device`. None: there is no card, none was asked for,
+    """Returns the card that torch will use for `policy.device`. None: there is no card, none was requested,
     or torch cannot use it."""
     return find_card(device).gpu
 
@@ -169,14 +169,14 @@ def card_for(number: int, gpus: tuple[Gpu, ...], torch: TorchCuda | None, visibl
     """
     allowed = visible_gpus(gpus, visible)
     if not allowed and torch is not None and not torch.uuids:
-        return Card(None)  # CUDA_VISIBLE_DEVICES hides them all: nobody is surprised.
+        return Card(None)  # CUDA_VISIBLE_DEVICES hides all cards, which surprises nobody.
     first = (allowed or gpus)[0]
     if torch is None or torch.uuids is None:
         return _idle_card(first, torch)
     if number >= len(torch.uuids):
         return Card(None, f"no card {number}: torch sees {len(torch.uuids)}", "see `nvidia-smi -L`")
     by_uuid = [gpu for gpu in gpus if gpu.uuid and _same_uuid(gpu.uuid, torch.uuids[number])]
-    # A part of a card (MIG) has a number of its own, which the driver's list does not show.
+    # A part of a card (MIG) has its own number, which the driver's list does not show.
     found = by_uuid or list(allowed[number : number + 1])
     return Card(found[0] if found else None)
 
@@ -219,7 +219,7 @@ def _major(version: str) -> int:
 
 @cache
 def torch_cuda() -> TorchCuda | None:
-    """Returns torch's report on CUDA, made once a process. None: torch is not installed."""
+    """Returns torch's report on CUDA, made once per process. None: torch is not installed."""
     try:
         number = version("torch")
     except PackageNotFoundError:
@@ -242,7 +242,7 @@ def torch_cuda() -> TorchCuda | None:
 def visible_gpus(gpus: tuple[Gpu, ...], visible: str | None) -> tuple[Gpu, ...]:
     """Returns the cards that CUDA_VISIBLE_DEVICES leaves to a process, in its order (None: all).
 
-    It lists numbers or prefixes of UUIDs; entries after one that names no card do not count.
+    It lists numbers or prefixes of UUIDs; entries after one that matches no card do not count.
 
     >>> one, two = Gpu("A", None, None, uuid="GPU-a1"), Gpu("B", None, None, uuid="GPU-b2")
     >>> [gpu.name for gpu in visible_gpus((one, two), "GPU-b,0,-1,1")]
@@ -277,8 +277,8 @@ def _capability(text: str) -> float | None:
 
 
 def container_memory(cgroup: Path = CGROUP) -> tuple[int, int] | None:
-    """Returns limit and free bytes of the container we are in (cgroup v2). None: there is no limit, or no
-    such system. Pages of files count as free: the kernel drops them when room is needed."""
+    """Returns the limit and the free bytes of the container that we run in (cgroup v2). None: there is no
+    limit, or no cgroup. Pages of files count as free: the kernel drops them when memory is needed."""
     try:
         limit = (cgroup / "memory.max").read_text().strip()
         used = int((cgroup / "memory.current").read_text())
@@ -291,13 +291,12 @@ def container_memory(cgroup: Path = CGROUP) -> tuple[int, int] | None:
 
 
 def cpu_has_bf16(cpuinfo: Path = CPUINFO) -> bool:
-    """Returns True if this CPU has units for products in bfloat16. False also if the system does not tell."""
+    """Returns True if this CPU has units for products in bfloat16; False also if the system does not say."""
     return not BF16_UNITS.isdisjoint(cpu_flags(cpuinfo))
 
 
 def cpu_flags(cpuinfo: Path = CPUINFO) -> frozenset[str]:
-    """Returns the feature flags of this CPU, by Linux's names (on ARM under another key). Empty: it does not
-    tell."""
+    """Returns the feature flags of this CPU, by Linux's names (on ARM under another key). Empty: unknown."""
     return frozenset((_cpuinfo("flags", cpuinfo) or _cpuinfo("Features", cpuinfo)).split())
 
 
@@ -306,7 +305,7 @@ def _cpu_name() -> str:
 
 
 def _cpuinfo(key: str, cpuinfo: Path) -> str:
-    """Returns the value of a key for the first core in Linux's cpuinfo, empty without one."""
+    """Returns the value of a key for the first core in Linux's cpuinfo, or "" if it is missing."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The command that installs a missing part, and the check for another project of our name."""
+"""The command that installs a missing part, and the check for another project with our name."""
 
 import json
 import sys
@@ -7,12 +7,12 @@ from urllib.parse import unquote, urlsplit
 
 DISTRIBUTION = "swarmnode-rl"
 OUR_COMMAND = "swarmnode.cli.app:main"
-"""Entry point of every distribution of ours, including earlier ones that were called swarmnode."""
+"""Entry point of all our distributions, including earlier ones named swarmnode."""
 
 
 def how_to_install(extra: str) -> str:
     """Returns the command that adds an extra to this installation, from the source tree, git address or wheel
-    that it came from; if none of them is known, in words for any of them.
+    that it came from; if that is unknown, in words that fit any of them.
 
     >>> how_to_install("train").startswith("pip install ")
     True
@@ -21,8 +21,8 @@ def how_to_install(extra: str) -> str:
 
 
 def install_command(extra: str, beside: Path, origin: str) -> str:
-    """Returns `how_to_install` of a package that lies in the folder `beside` and came from the address
-    `origin` (a git+ or file: URL; empty: unknown)."""
+    """Returns `how_to_install` for a package in the folder `beside` that came from the address `origin` (a
+    git+ or file: URL; empty: unknown)."""
     tree = beside if (beside / "pyproject.toml").is_file() else _local(origin)
     if tree is not None and tree.is_dir():
         return f'pip install -e "{tree}[{extra}]"'
@@ -36,8 +36,8 @@ def install_command(extra: str, beside: Path, origin: str) -> str:
 def find_namesake() -> str | None:
     """Returns one sentence about another project's `swarmnode` in this environment, or None.
 
-    Both have a package of that name: in one folder each overwrites files of the other, and in two it depends
-    on the order of the path which of them is imported."""
+    Both have a package of that name: in one folder each overwrites files of the other, and in two folders the
+    order of the path decides which of them is imported."""
     for folder in dict.fromkeys(sys.path):
         for found in Path(folder or ".").glob("swarmnode-*.dist-info"):
             entries = found / "entry_points.txt"
@@ -51,7 +51,7 @@ NAMESAKE_ADVICE = f"pip uninstall swarmnode {DISTRIBUTION}, then install this on
 
 
 def _came_from() -> str:
-    """Returns the address in pip's record of an installation (PEP 610), empty without one."""
+    """Returns the address in pip's record of the installation (PEP 610), or "" if there is none."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:
@@ -59,7 +59,7 @@ def _came_from() -> str:
     except (PackageNotFoundError, ValueError):
         return ""
     address = str(record.get("url", ""))
-    # A repository on this disk is a folder like any other: pip takes no git+file: behind a name.
+    # A repository on this disk is treated as a folder: pip does not accept git+file: after a name.
     is_git = record.get("vcs_info", {}).get("vcs") == "git" and not address.startswith("file:")
     return f"git+{address}" if is_git else address
 

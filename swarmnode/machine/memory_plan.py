@@ -1,4 +1,4 @@
-"""The memory that a model takes: sums that a person can check, made before anything is loaded."""
+"""The memory that a model takes: sums that a person can check, computed before anything is loaded."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -6,27 +6,27 @@ from dataclasses import dataclass, field, replace
 from swarmnode.machine.hardware import GIB
 
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
-"""Bytes of a number in NF4: four bits, a byte of scale for 64 numbers and four for 256 scales (QLoRA, section
-3)."""
+"""Bytes of a number in NF4: four bits, one byte of scale per 64 numbers, and four bytes per 256 scales
+(QLoRA, section 3)."""
 ADAPTER_BYTES = 4
-"""Bytes of an adapter's parameter. PEFT keeps LoRA in float32, also over a base in 16 bits: it is its own
-master copy."""
+"""Bytes of an adapter's parameter. PEFT keeps LoRA in float32, also over a 16-bit base: it is its own master
+copy."""
 MOMENT_BYTES = 8
 """Bytes of Adam's two moments in float32."""
 MEASURED_GRADIENTS = 3
-"""Gradients that are there at once while authors of one task are measured: an author's, that of our finds,
-and the mean of all tasks (training/rules/gradients.py). Each further task with finds of ours has one more."""
+"""Gradients held at once while authors of one task are measured: an author's, that of our finds, and the mean
+of all tasks (training/rules/gradients.py). Each further task with finds of ours adds one."""
 CHUNK_BYTES = 256 * 2**20
-"""Size of one float32 tensor [tokens, vocabulary]: log-probabilities are computed for so many tokens at
+"""Size of one float32 tensor [tokens, vocabulary]: log-probabilities are computed for that many tokens at
 once."""
 LEAST_CHUNK_TOKENS = 256
 CUDA_RESERVE_BYTES = GIB
-"""Bytes of the driver's context, cuBLAS workspaces, and memory that torch's allocator holds without being
-able to use it."""
+"""Bytes of the driver's context, of cuBLAS workspaces, and of memory that torch's allocator holds but cannot
+use."""
 CPU_RESERVE_BYTES = GIB // 2
-"""Bytes of the code of torch and transformers, resident before a single weight is."""
+"""Bytes of the code of torch and transformers, resident before any weight is loaded."""
 SAME_SIZE = 0.05
-"""Share by which the parameters of a model may differ from those of its matrices: norms, biases, padding."""
+"""Share by which a model's parameters may differ from those of its matrices: norms, biases, padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class ModelCard:
     tied: bool = False
     """True if one matrix is both the embedding and the head."""
     qk_norm: bool = False
-    """True if queries and keys are normalised, as in Qwen3; the backward pass keeps them in float32 for
-    it."""
+    """True if queries and keys are normalised, as in Qwen3; the backward pass then keeps them in
+    float32."""
 
     @property
     def query_width(self) -> int:
@@ -71,7 +71,7 @@ class ModelCard:
 
     @property
     def is_consistent(self) -> bool:
-        """True if the number of parameters is that of such a decoder: a mixture of experts or a plain MLP
+        """True if the number of parameters matches such a decoder; for a mixture of experts or a plain MLP it
         differs."""
         expected = self.linear_parameters + self.vocabulary * self.hidden * (1 if self.tied else 2)
         return abs(self.parameters - expected) <= SAME_SIZE * expected
@@ -79,7 +79,7 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The work on a model that determines its memory."""
+    """The work on a model, as far as it determines memory."""
 
     rank: int
     """LoRA rank."""
@@ -96,13 +96,13 @@ class Workload:
     policies: int = 1
     """Number of adapters over the one base model."""
     guest_copies: int = 0
-    """Versions that the engine holds for guests beside the newest ones, the base included."""
+    """Versions that the engine holds for guests beside the newest ones, including the base."""
     engine: "EngineMemory" = field(default_factory=lambda: EMBEDDED_MEMORY)
     engine_bytes: float | None = None
     """Fixed bytes of the engine (its share of a card). None: as many as it needs."""
     gpu: bool = True
     checkpointing: bool = False
-    """True if activations are computed again in the backward pass, layer by layer."""
+    """True if the backward pass computes activations again, layer by layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,16 +114,16 @@ class MemoryPlan:
     engine_weights: float
     """The engine's own copy."""
     adapters: float
-    """LoRA parameters of all policies and the copy that is handed to the engine."""
+    """LoRA parameters of all policies, and the copy that is handed to the engine."""
     gradients: float
-    """Gradients of them, and what layers keep of them for these: a copy in the type of the base."""
+    """Gradients of the adapters, and the copy in the type of the base that layers keep for them."""
     optimizer: float
     activations: float
     """Activations kept for the backward pass of one micro-batch."""
     logprobs: float
     """One chunk of logits and its gradient."""
     kv_cache: float
-    """Keys and values with a sequence of full length in every slot: the most, not the usual."""
+    """Keys and values with a sequence of full length in every slot: the maximum, not the usual amount."""
     reserve: float
     engine: str
     micro_batch_tokens: int
@@ -140,7 +140,7 @@ class MemoryPlan:
 
     @property
     def step(self) -> float:
-        """Bytes that come and go with every micro-batch."""
+        """Bytes allocated and freed with every micro-batch."""
         return self.activations + self.logprobs
 
     def describe(self) -> str:
@@ -180,7 +180,7 @@ def plan_memory(card: ModelCard, work: Workload) -> MemoryPlan:
     (4000000000.0, 17120000, 80000000)
     """
     adapter = adapter_parameters(card, work.rank) * work.policies
-    # A sequence that is longer than a micro-batch travels alone.
+    # A sequence longer than a micro-batch is processed alone.
     tokens = max(work.micro_batch_tokens, work.sequence_tokens)
     work = with_tokens(work, tokens, checkpointing=work.checkpointing)
     engine = work.engine.weights(card, work)
@@ -209,8 +209,8 @@ def sequence_bytes(card: ModelCard, work: Workload) -> int:
 
 
 def adapter_parameters(card: ModelCard, rank: int) -> int:
-    """Returns the numbers of one adapter: A is [rank, in] and B is [out, rank], for every linear layer but
-    the head."""
+    """Returns the number of parameters in one adapter: A is [rank, in] and B is [out, rank], for every linear
+    layer but the head."""
     return rank * card.linear_widths
 
 
@@ -220,8 +220,8 @@ def cast_bytes(work: Workload) -> int:
 
 
 def weight_bytes(card: ModelCard, work: Workload) -> float:
-    """Returns the bytes of the base as the trainer holds it. bitsandbytes leaves embedding, norms and head as
-    they are, and unpacks the layer in use."""
+    """Returns the bytes of the base as the trainer holds it. bitsandbytes does not quantize embedding, norms
+    and head, and unpacks the layer in use."""
     if not work.nf4:
         return card.parameters * work.number_bytes
     others = card.parameters - card.linear_parameters
@@ -235,19 +235,19 @@ def _a_copy(card: ModelCard, work: Workload) -> float:
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """The bytes that an engine holds beside the trainer's weights, keys and values not counted."""
+    """The bytes that an engine holds beside the trainer's weights, without keys and values."""
 
     name: str
     weights: Callable[[ModelCard, Workload], float] = _a_copy
-    """Bytes of its own weights, of all policies."""
+    """Bytes of its own weights, for all policies."""
     growth: Callable[[ModelCard, Workload], float] = lambda card, work: 0.0
-    """Bytes of them that are not there yet when it has been loaded."""
+    """Bytes of these that are not yet allocated when it has been loaded."""
     card_share: float | None = None
-    """The share of a card that it takes whatever it needs."""
+    """The share of a card that it takes, whatever it needs."""
 
 
 def _merged_layers(card: ModelCard, work: Workload) -> float:
-    """The layers once per policy, merged, and on a CPU a packed copy of the head."""
+    """Returns the bytes of the merged layers, once per policy, and on a CPU of a packed copy of the head."""
     head = 0 if work.gpu else card.vocabulary * card.hidden * work.number_bytes
     return card.linear_parameters * work.number_bytes * work.policies + head
 
@@ -257,16 +257,16 @@ def _further_versions(card: ModelCard, work: Workload) -> float:
 
 
 EMBEDDED_MEMORY = EngineMemory("embedded", _merged_layers, growth=_further_versions)
-"""Our own decode loop's."""
+"""Memory of our own decode loop."""
 
 
 def layer_bytes(card: ModelCard, work: Workload) -> int:
     """Returns the bytes that one layer keeps per token for the backward pass, with LoRA fused
     (`model/adapters/lora.py`).
 
-    Two norms keep their input in float32. A linear layer keeps its input, which q, k and v share, as gate and
-    up do, and rank numbers. Attention keeps q, k, v, its result and one sum per head. The MLP keeps gate, its
-    activation, up, and the product.
+    Two norms keep their input in float32. Each linear layer keeps its input, which q, k and v share, as do
+    gate and up, and rank numbers. Attention keeps q, k, v, its result and one sum per head. The MLP keeps
+    gate, its activation, up, and the product.
     """
     norms = 2 * 4 * card.hidden
     if card.qk_norm:
@@ -277,8 +277,8 @@ def layer_bytes(card: ModelCard, work: Workload) -> int:
 
 
 def activation_bytes(card: ModelCard, work: Workload) -> int:
-    """Returns the bytes of activations per token of a micro-batch: all layers, or with checkpointing their
-    inputs and one layer at a time."""
+    """Returns the bytes of activations per token of a micro-batch: those of all layers, or with checkpointing
+    their inputs and one layer at a time."""
     full = layer_bytes(card, work)
     last = (
         4 * card.hidden + (work.number_bytes + 4) * card.hidden
@@ -289,8 +289,8 @@ def activation_bytes(card: ModelCard, work: Workload) -> int:
 
 
 def in_flight_bytes(card: ModelCard, work: Workload) -> int:
-    """Returns the bytes of the gradients of the layer that the backward pass is in: three wide ones of its
-    MLP, and two narrow."""
+    """Returns the bytes of the gradients in the layer that the backward pass is at: three wide ones of its
+    MLP, and two narrow ones."""
     return work.micro_batch_tokens * work.number_bytes * (3 * card.intermediate + 2 * card.hidden)
 
 

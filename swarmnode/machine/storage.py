@@ -1,4 +1,4 @@
-"""The places of a node's files, and writing them: a reader finds the old or the new one, even after a power
+"""The places of a node's files, and safe writing: a reader finds the old or the new file, even after a power
 cut."""
 
 import errno
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-# ---- where things live ----
+# ---- places ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Paths:
 
     @property
     def home(self) -> Path | None:
-        """Folder that holds all of these. None: they are those of XDG."""
+        """Folder that contains all of these. None: they follow XDG."""
         root = self.cache.parent
         return root if (self.config, self.cache) == (root / "config", root / "cache") else None
 
@@ -70,12 +70,12 @@ class Paths:
 
     @property
     def exchange_record(self) -> Path:
-        """File with the record of other nodes and their worth, kept over restarts."""
+        """File with the record of other nodes and their worth, kept across restarts."""
         return self.state / "exchange.record"
 
     @property
     def library(self) -> Path:
-        """File with the groups that this node's book has answers of, as their authors signed them
+        """File with the groups whose answers this node's book holds, as their authors signed them
         (exchange/library/)."""
         return self.data / "library.jsonl"
 
@@ -93,8 +93,8 @@ class Paths:
         return self.cache / "models"
 
     def policy(self, number: int) -> "Paths":
-        """Returns the folders of one of several policies. The first has those of a single one; settings and
-        cache are common to all."""
+        """Returns the folders of one of several policies. The first has those of a single one; all share
+        settings and cache."""
         if number == 0:
             return self
         return replace(
@@ -102,7 +102,7 @@ class Paths:
         )
 
     def policies(self) -> "list[Paths]":
-        """Returns the folders of all policies that have ever run here, always with the first one's."""
+        """Returns the folders of all policies that have ever run here, always including the first one's."""
         folders = (folder for root in (self.data, self.state) for folder in (root / "policies").glob("*"))
         numbers = sorted({int(folder.name) for folder in folders if folder.name.isdecimal()} - {0})
         return [self, *map(self.policy, numbers)]
@@ -133,7 +133,7 @@ def resolve_paths(home: Path | None = None, environ: Mapping[str, str] | None = 
 
 
 def builtin_folder(name: str) -> Path:
-    """Returns the folder `rewards`, `configs` or `docker` (in a wheel, swarmnode.service alone): inside the
+    """Returns the folder `rewards`, `configs` or `docker` (in a wheel, only swarmnode.service): inside the
     wheel, or at the repository's root in an editable install."""
     package = Path(__file__).parents[1]
     packed = package / "_builtin" / name
@@ -153,9 +153,9 @@ def sync(path: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
-    """Replaces a file by renaming another: a reader never sees half of it, and a crash leaves the old one.
-    `mode`: its permissions, from its first moment. Raises OSError, with the file's name, also for a device in
-    its place."""
+    """Replaces a file by renaming another one: a reader never sees half of it, and a crash leaves the old
+    one. `mode`: its permissions from the start. Raises OSError with the file's name, also if there is a
+    device in its place."""
     if path.exists() and not path.is_file():
         raise OSError(errno.EEXIST, "it exists and is not a file", str(path))
     aside = path.with_name(f".{path.name}.{os.getpid()}")
@@ -166,7 +166,7 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
         sync(aside)
         aside.replace(path)
     except OSError as error:
-        error.filename = str(path)  # Who writes to a full disk is not told which file it was.
+        error.filename = str(path)  # The error of a write to a full disk does not name the file.
         raise
     finally:
         with suppress(OSError):
@@ -174,8 +174,8 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
 
 
 def read_kept(path: Path, what: str, read: Callable[[bytes], T], most_bytes: int) -> T | None:
-    """Returns what `read` makes of a file of an earlier start. None: there is none, or it is damaged, and
-    then becomes `<name>.damaged`, with a warning that calls it `what`."""
+    """Returns what `read` makes of a file from an earlier start, or None if there is none or it is damaged. A
+    damaged file becomes `<name>.damaged`, with a warning that calls it `what`."""
     try:
         with path.open("rb") as file:
             return read(file.read(most_bytes + 1))
@@ -192,8 +192,8 @@ def read_kept(path: Path, what: str, read: Callable[[bytes], T], most_bytes: int
 
 @contextmanager
 def whole_folder(target: Path, *, replaces: bool = True) -> Generator[Path]:
-    """Yields a folder to fill, which is `target` at the end, in place of one that was there: it is whole, or
-    not there at all. Without `replaces` one that is there at the end stays: raises FileExistsError."""
+    """Yields a folder to fill, which becomes `target` at the end and replaces an earlier one: it is there
+    completely or not at all. Without `replaces` an earlier one stays: raises FileExistsError."""
     aside, old = (target.with_name(f".{target.name}.{os.getpid()}{end}") for end in ("", ".old"))
     try:
         make_folder(target.parent)
@@ -218,7 +218,7 @@ def whole_folder(target: Path, *, replaces: bool = True) -> Generator[Path]:
 
 
 def discard(folder: Path) -> None:
-    """Deletes a folder, renamed first, so that nobody sees half of it. What cannot be deleted stays."""
+    """Deletes a folder, renamed first so that nobody sees half of it. Undeletable files stay."""
     going = folder.with_name(f".{folder.name}.{os.getpid()}")
     with suppress(OSError):
         folder.rename(going)
@@ -226,7 +226,7 @@ def discard(folder: Path) -> None:
 
 
 def write_synced(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
-    """Writes a file piece by piece, waits until it is on the disk, and returns the SHA-256 of it all."""
+    """Writes a file piece by piece, waits until it is on disk, and returns the SHA-256 of its content."""
     digest = hashlib.sha256()
     with path.open("wb") as file:
         for piece in pieces:
@@ -244,7 +244,7 @@ def sha256_of(path: Path) -> str:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Returns the bytes that a folder takes on the disk."""
+    """Returns the total size of the files in a folder, in bytes."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -255,7 +255,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def make_folder(folder: Path) -> None:
-    """Creates a folder and those above it, so that their names outlive a power cut as well."""
+    """Creates a folder and its parents, so that their names survive a power cut as well."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in missing:

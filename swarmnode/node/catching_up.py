@@ -1,12 +1,13 @@
-"""A node that knows less than its peers catches up: when, and how. Pure, so each case is a line of a test.
+"""Decides when and how a new node catches up with its peers. Pure, so one line tests each case.
 
 node.py, after every round: [after_round] -> CatchingUp -> [mix_of] -> Learner.catch_up -> the next round
 
-Who begins, or comes back after long, finds in the libraries of others what it would take hundreds of rounds
-to find by itself (exchange/library/). It helps as fast as it is replayed: optimizer steps on it are what
-counts, and own sampling is what costs. So as long as the reward of its own answers rises a round has few own
-groups and much of the book in it, in several steps. Then rounds are usual ones again. Few own groups tell
-little, so rewards are compared as means over WINDOW rounds. `benchmarks/newcomer.py` has what it brings.
+A node that is new, or returns after a long time, finds in other nodes' libraries what it would take hundreds
+of rounds to find by itself (exchange/library/). This helps as fast as it is replayed: optimizer steps on it
+bring the progress, and our own sampling is what costs. So while the reward of its own answers rises, a round
+has few own groups and much of the book, in several steps. After that, rounds are usual ones again. A few own
+groups tell little, so rewards are compared as means over WINDOW rounds. `benchmarks/newcomer.py` measures the
+gain.
 """
 
 from collections.abc import Sequence
@@ -21,89 +22,90 @@ from swarmnode.training.rules.rules import groups_wanted
 from swarmnode.types import RolloutGroup, mean_or_none
 
 LEAST_ANSWERS = 32
-"""Right answers of libraries with which it begins: fewer are learnt beside the usual rounds."""
+"""Right answers from libraries at which catching up begins; fewer are learnt in the usual rounds."""
 
 KNOWN_SHARE = 0.5
-"""Share of a full book from which a node is not a newcomer, whatever libraries have in addition."""
+"""Share of a full book from which a node is not a newcomer, however much libraries add."""
 
 OWN_SHARE = 8
-"""One group is sampled of so many."""
+"""The node samples one in this many of its usual groups."""
 
 STEPS = 16
-"""Optimizer steps of a round, at most: no answer of the book is in two of them."""
+"""Most optimizer steps of a round; no answer of the book is in two of them."""
 
 STEP_ANSWERS = 48
-"""Answers of the book in each of these steps: fewer than a usual round replays, as more and smaller steps
-learn more of as many answers. With 32 it took an eighth longer, since a step has costs of its own."""
+"""Answers of the book in each of these steps: fewer than a usual round replays, since more and smaller steps
+learn more from the same answers. With 32 it took an eighth longer, since each step has its own cost."""
 
 RATE = 1.25
-"""Share of the learning rate that the steps of the first round have. It falls from round to round: at one
-share for all, whatever it is, the reward rises later or ends lower."""
+"""Factor on the learning rate for the steps of the first round. It falls from round to round: with any
+constant factor the reward rises later or ends lower."""
 
 RATE_HALVED_AFTER = 4
-"""Rounds after which it is half as large; a third after twice as many."""
+"""Rounds after which that factor has halved; after twice as many it is a third."""
 
 BORROWED_AT_ONCE = 12
-"""So many times the groups that a round wants of others are taken out of libraries until it begins: with 5
-the book is too small to learn from, and with 8 it took a tenth longer in a lab, which
-a quiet machine has not shown."""
+"""Until catching up begins, a round takes this many times the groups from libraries that it wants from
+others. With 5 the book is too small to learn from; with 8 it took a tenth longer in a lab, which a quiet
+machine has not shown."""
 
 BORROWED_IN_DOUBT = 8
-"""The same while few teach: who was doubted by a few answers needs new ones to be measured by, and the book
-of one author is soon known."""
+"""The same factor while few authors teach: an author that a few answers have put in doubt needs new ones to
+be measured by, and the book of a single author is soon known."""
 
 ENOUGH_TEACH = 3
-"""Authors who teach with whom nothing is borrowed in doubt, however many wait: of eight lenders, three of
-them liars, it took 5 and 10 % longer to go on until most taught."""
+"""With this many teaching authors nothing is borrowed in doubt, however many wait. With eight lenders, three
+of them liars, it took 5 and 10 % longer to borrow in doubt until most of them taught."""
 
 DOUBTED_FOR = 8
-"""Rounds of catching up over which that goes on, at most: liars wait for ever."""
+"""Most rounds of catching up that borrow in doubt: liars wait for ever."""
 
 BORROWED_BESIDE = 2
-"""The same in the first round of it, so that authors who still wait are measured by something new, and in
-every fourth from then on: judging, mending and measuring more costs what steps would learn more by."""
+"""The same factor in the first round of catching up and in every fourth after it, so that authors who still
+wait are measured by something new. More judging, mending and measuring costs more than steps would gain."""
 
 BORROWED_EVERY = 4
 """Rounds of catching up from one that borrows to the next."""
 
 WINDOW = 6
-"""Rounds over which rewards are averaged."""
+"""Number of rounds over which rewards are averaged."""
 
 PATIENCE = 10
-"""So many rounds without a better average, and it is over."""
+"""Catching up ends after this many rounds without a better average."""
 
 MOST_ROUNDS = 100
-"""It ends here, whatever the rewards do."""
+"""Catching up ends after this many rounds, whatever the rewards are."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundMix:
-    """The make-up of a round, in place of the settings."""
+    """The make-up of a round, used instead of the settings."""
 
     groups: int
-    """Own groups that are sampled."""
+    """Own groups to sample."""
     replayed: int
-    """Answers of the book that are replayed."""
+    """Answers of the book to replay."""
     step_answers: int
-    """Replayed answers of an optimizer step."""
+    """Replayed answers in one optimizer step."""
     rate: float
-    """Share of the learning rate that is taken."""
+    """Factor on the learning rate."""
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryRound:
-    """One round's evidence on catching up."""
+    """What one round tells about catching up."""
 
     answers: int
-    """Right answers of libraries that the book has."""
+    """Right answers from libraries in the book."""
     known: int
-    """Answers that it has besides these."""
+    """Other answers in the book."""
     reward: float | None
     """Mean reward of our own answers. None: unknown."""
     finds: float
-    """Right answers that our own sampling finds in a usual round, at our present pass rate."""
+    """Right answers that our own sampling finds in a usual round at our present pass rate."""
     few_teach: bool = False
-    """More authors wait than teach, and fewer than ENOUGH_TEACH do (training/rules/teachers.py)."""
+    """True if more authors wait than teach, and fewer than ENOUGH_TEACH teach
+    (training/rules/teachers.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,25 +114,25 @@ class CatchingUp:
 
     phase: Literal["before", "on", "over"] = "before"
     answers: int = 0
-    """Right answers of libraries that the book had, at most."""
+    """The most right answers from libraries that the book has held."""
     rewards: tuple[float, ...] = ()
-    """Of our own answers, round by round since it began."""
+    """Mean rewards of our own answers, one per round since it began."""
     rounds: int = 0
-    """Rounds of catching up."""
+    """Rounds of catching up so far."""
     finds: float = 0.0
     """Right answers that our own sampling found in a usual round when it began."""
     few_teach: bool = False
-    """After the last round more authors waited than taught, and fewer than ENOUGH_TEACH taught."""
+    """True if in the last round more authors waited than taught, and fewer than ENOUGH_TEACH taught."""
 
     @property
     def rounds_worth(self) -> float | None:
-        """Usual rounds in which our own sampling would have found as many. None: it found none."""
+        """Usual rounds in which our own sampling would have found as many answers. None: it found none."""
         return self.answers / self.finds if self.finds else None
 
 
 def round_of(own: Sequence[RolloutGroup], answers: int, report: TrainReport, config: Config) -> LibraryRound:
-    """Return what a round says: its own groups, and what the book holds after it, `answers` of that of
-    libraries."""
+    """Returns the evidence of a round from its own groups and its report. `answers`: those in the book that
+    come from libraries."""
     pass_rate = mean_or_none(report.pass_rates.values()) or 0.0
     return LibraryRound(
         answers=answers,
@@ -142,7 +144,7 @@ def round_of(own: Sequence[RolloutGroup], answers: int, report: TrainReport, con
 
 
 def after_round(before: CatchingUp, seen: LibraryRound) -> CatchingUp:
-    """Return where it stands after one more round.
+    """Returns the state of catching up after one more round.
 
     >>> after_round(CatchingUp(), LibraryRound(answers=40, known=9, reward=0.1, finds=2.0)).phase
     'on'
@@ -162,7 +164,7 @@ def after_round(before: CatchingUp, seen: LibraryRound) -> CatchingUp:
 
 
 def rises(rewards: tuple[float, ...]) -> bool:
-    """Return True while the average over WINDOW rounds had its best within the last PATIENCE rounds.
+    """Returns True while the best average over WINDOW rounds lies within the last PATIENCE rounds.
 
     >>> rises(tuple(0.01 * number for number in range(99))), rises((0.5,) * 99)
     (True, False)
@@ -172,7 +174,7 @@ def rises(rewards: tuple[float, ...]) -> bool:
 
 
 def mix_of(state: CatchingUp, config: Config) -> RoundMix | None:
-    """Return what the next round is made of; None: what is set."""
+    """Returns the mix of the next round. None: as the settings say."""
     if state.phase != "on":
         return None
     groups = max(1, config.rollout.groups // OWN_SHARE)
@@ -181,7 +183,7 @@ def mix_of(state: CatchingUp, config: Config) -> RoundMix | None:
 
 
 def groups_to_borrow(state: CatchingUp, config: Config) -> int:
-    """Return how many groups of libraries a round takes."""
+    """Returns the number of groups that a round takes from libraries."""
     if state.phase == "before":
         return BORROWED_AT_ONCE * groups_wanted(config)
     if state.phase == "on" and state.few_teach and state.rounds < DOUBTED_FOR:
@@ -192,7 +194,7 @@ def groups_to_borrow(state: CatchingUp, config: Config) -> int:
 
 
 def told(before: CatchingUp, now: CatchingUp, lenders: int, authors: int) -> str:
-    """Return what the log says of a change; empty where there is none."""
+    """Returns the log line for a change of phase, or "" if there is none."""
     if before.phase == now.phase or (before.phase, now.phase) == ("before", "over"):
         return ""
     where = f"the libraries of {lenders} peers" if lenders else "the library of this home"
@@ -208,7 +210,7 @@ def told(before: CatchingUp, now: CatchingUp, lenders: int, authors: int) -> str
 
 
 def worth(now: CatchingUp) -> str:
-    """Return what the answers of libraries are worth in rounds, in words."""
+    """Returns how many rounds the answers from libraries saved, in words."""
     rounds = now.rounds_worth
     if rounds is None:
         return "we had found none of it ourselves"

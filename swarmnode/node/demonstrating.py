@@ -1,4 +1,4 @@
-"""A node shows its policy what was demonstrated: judged by the task, handed to the rule, once each.
+"""Shows demonstrations to a node's policy: the task judges each one, and the rule receives it once.
 
 tasks/drawing/demonstrations.py -> [Demonstrating.after] -> Rule.demonstrate -> book
 own groups of a round ------^
@@ -18,14 +18,14 @@ from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, one_s
 logger = logging.getLogger(__name__)
 
 MOST_KNOWN = 65_536
-"""Examples that are remembered to have been shown."""
+"""Examples that are remembered as shown."""
 
 MOST_LOST = 16
-"""Judgements of demonstrations that may be lost and are asked for again in the next round."""
+"""Lost judgements of demonstrations that are asked for again in the next round."""
 
 
 class Demonstrating:
-    """Demonstrations of examples that were drawn, and at first of those that were given whole."""
+    """Finds and judges demonstrations: those of drawn examples, and at first those given whole."""
 
     def __init__(
         self, given: Demonstrations, tasks: Mapping[str, Task], renderer: Renderer, max_tokens: int
@@ -38,11 +38,11 @@ class Demonstrating:
         self._told: set[str] = set()
         self._began = False
         self._again: list[Example] = []
-        """Examples whose judgement was lost in the round before."""
+        """Examples whose judgement was lost in the previous round."""
         self._lost = 0
 
     def after(self, own: Sequence[RolloutGroup], version: int) -> list[RolloutGroup]:
-        """The judged demonstrations that are new with a round of own groups. Raises TaskError."""
+        """Returns the judged demonstrations that are new with a round of own groups. Raises TaskError."""
         examples = [*self._again, *(group.example for group in own)]
         self._again = []
         if not self._began:

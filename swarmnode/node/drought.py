@@ -1,10 +1,10 @@
-"""Says so when a task teaches nothing: no answer is ever right, or all answers get the same reward.
+"""Reports when a task teaches nothing: no answer is ever right, or all answers get the same reward.
 
 groups of each round -> [after] -> [advice] -> node.py -> log, panel, Summary
 requests for help, groups of others -> [after_help] -> [story] -> log
 
-A group whose rewards are all equal has no gradient (rollout_learner.py). With no other groups for many rounds
-a node runs and learns nothing, which looks like a defect of the node to whoever is not told.
+A group with equal rewards has no gradient (rollout_learner.py). If it gets only such groups for many rounds,
+a node runs but learns nothing. Unless it says so, that looks like a defect of the node.
 """
 
 from collections import Counter
@@ -15,38 +15,38 @@ from math import inf
 from swarmnode.types import MIN_REWARD_SPREAD, RolloutGroup
 
 ROUNDS = 20
-"""Rounds without a gradient after which it is told."""
+"""Rounds without a gradient before the node reports it."""
 
 ASK_AFTER = 2
-"""Rounds without a right answer after which the swarm is asked for help (exchange/gossip/helping.py)."""
+"""Rounds without a right answer before the node asks the swarm for help (exchange/gossip/helping.py)."""
 
 WHAT_HELPS = (
     "a swarm that knows the task, demonstrations with full marks, a reward that pays for part of an answer,"
     " or easier examples first"
 )
-"""Advice where no answer is right."""
+"""Advice for when no answer is right."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drought:
-    """Rounds in a row in which one task gave no gradient, and the rewards of these."""
+    """The consecutive rounds in which one task gave no gradient, and their rewards."""
 
     rounds: int
     answers: int
-    """Answers with a reward."""
+    """Number of answers with a reward."""
     lowest: float
     highest: float
-    """The highest of these rewards; without any, minus infinity, and the lowest infinity."""
+    """The highest of these rewards. Without any it is minus infinity, and `lowest` is infinity."""
     asked: int = 0
-    """Rounds among them that asked the swarm for help."""
+    """Number of these rounds that asked the swarm for help."""
     given: int = 0
-    """Right answers of others to the task that came since."""
+    """Right answers of others to the task since help was first asked for."""
     alike: bool = True
-    """True if all answers to an example were always the same text."""
+    """True if all answers to each example were the same text."""
 
 
 def after(droughts: Mapping[str, Drought], groups: Sequence[RolloutGroup]) -> dict[str, Drought]:
-    """Returns the droughts by task after one more round. A task that it had no group of stays as it was.
+    """Returns the droughts by task after one more round. A task without a group in it stays as it was.
 
     >>> after({"rev": Drought(3, 96, 0.0, 0.0)}, [])
     {'rev': Drought(rounds=3, answers=96, lowest=0.0, highest=0.0, asked=0, given=0, alike=True)}
@@ -77,7 +77,7 @@ def _has_one_answer(group: RolloutGroup) -> bool:
 def after_help(
     droughts: Mapping[str, Drought], asked: Collection[str], others: Sequence[RolloutGroup]
 ) -> dict[str, Drought]:
-    """Returns the droughts after help was `asked` for with some tasks, and groups of others came.
+    """Returns the droughts after we `asked` for help with some tasks and groups of others arrived.
 
     >>> after_help({"rev": Drought(3, 96, 0.0, 0.0)}, {"rev"}, [])["rev"].asked
     1
@@ -96,8 +96,8 @@ def after_help(
 
 
 def story(before: Mapping[str, Drought], now: Mapping[str, Drought]) -> list[str]:
-    """Returns what the log says of help: when it is first asked for, when it first comes, and when it has
-    brought the first right answer of our own."""
+    """Returns what the log says about help: when we first ask for it, when it first arrives, and when it has
+    led to our own first right answer."""
     lines = list[str]()
     for task, known in before.items():
         drought = now.get(task)
@@ -120,7 +120,7 @@ def story(before: Mapping[str, Drought], now: Mapping[str, Drought]) -> list[str
 
 
 def never_right(droughts: Mapping[str, Drought]) -> set[str]:
-    """Returns the tasks of which no answer was right for ASK_AFTER rounds: help is asked for.
+    """Returns the tasks without a right answer for ASK_AFTER rounds, with which to ask for help.
 
     >>> never_right({"rev": Drought(3, 96, 0.0, 0.0), "gcd": Drought(1, 32, 0.0, 0.0)})
     {'rev'}
@@ -133,8 +133,8 @@ def never_right(droughts: Mapping[str, Drought]) -> set[str]:
 
 
 def advice(droughts: Mapping[str, Drought]) -> dict[str, str]:
-    """Returns what a person should know, by task, about droughts that have lasted for ROUNDS; those without
-    any reward, which cannot be bad luck, for ASK_AFTER."""
+    """Returns advice to people, by task, on droughts that have lasted for ROUNDS. Without any reward, which
+    cannot be bad luck, ASK_AFTER rounds are enough."""
     return {
         task: _said(task, drought)
         for task, drought in droughts.items()

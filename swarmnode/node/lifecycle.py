@@ -1,6 +1,6 @@
-"""The node's next action, decided from a view of itself: pure, so that each branch can be tested in a line.
+"""The node's next action, decided from a view of its state: pure, so one line tests each branch.
 
-node.py asks [next_action] after everything it did, and does it.
+node.py asks [next_action] after everything it does, and does what it says.
 """
 
 from dataclasses import dataclass
@@ -11,27 +11,27 @@ LONGEST_WAIT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Everything that the decision depends on. Rounds count from 1; round 0 is the state before the first."""
+    """All that the decision depends on. Rounds count from 1; round 0 is the state before the first."""
 
     round: int
     begun_at: int
-    """The round that this start began with; more than 0 where it resumed."""
+    """The round that this start began at; more than 0 if it resumed."""
     rounds_limit: int | None
     stopping: bool
     evaluated_round: int | None
     saved_round: int | None
-    """Last round whose checkpoint was written or tried in vain: a full disk is not tried again at once."""
+    """Last round with a written or failed checkpoint: a full disk is not tried again at once."""
     saved_evaluation: int | None
-    """Round of the newest evaluation that this checkpoint knows of."""
+    """Round of the newest evaluation that this checkpoint contains."""
     eval_every: int
     checkpoint_every: int
     peers: int
-    """Connected ones, those of this process left out."""
+    """Connected peers, without those of this process."""
     peers_wanted: int
     waited_s: float
     paused: bool = False
     rest_left_s: float = 0.0
-    """Rest that is left before the next round, by limits.power."""
+    """Rest left before the next round, by limits.power."""
 
     @property
     def done(self) -> bool:
@@ -77,7 +77,7 @@ Action = WaitForPeers | Evaluate | SaveCheckpoint | Pause | Rest | RunRound | St
 
 
 def next_action(view: View) -> Action:
-    """The node's whole behaviour in one expression.
+    """Returns the node's next action: its whole behaviour in one expression.
 
     >>> next_action(View(3, 0, 3, False, 3, 3, 3, 0, 10, 0, 0, 0.0, 60.0))
     Stop(reason='3 rounds are done')
@@ -106,8 +106,8 @@ def _wait_for_peers(view: View) -> Action | None:
 
 
 def _evaluate(view: View) -> Action | None:
-    """Evaluate at the start of a run or of other tasks in it, at the end, and every `eval_every` rounds; each
-    round once."""
+    """Evaluate when a run, or other tasks in it, begin, at the end, and every `eval_every` rounds; each round
+    only once."""
     if view.evaluated_round == view.round:
         return None
     due = view.eval_every and view.round % view.eval_every == 0
@@ -116,7 +116,7 @@ def _evaluate(view: View) -> Action | None:
 
 
 def _save(view: View) -> Action | None:
-    """When due, at the end, and whenever an evaluation says how good the policy is: it may be the best."""
+    """Save when due, at the end, and after each evaluation, since this policy may be the best."""
     due = view.round % view.checkpoint_every == 0 or view.evaluated_round == view.round
     return SaveCheckpoint() if _unsaved(view) and (due or view.done) else None
 
@@ -133,7 +133,7 @@ def _finish(view: View) -> Action | None:
 
 
 def rounds_done(rounds: int) -> str:
-    """Returns in words that so many rounds are done.
+    """Returns the number of rounds that are done, in words.
 
     >>> rounds_done(1), rounds_done(2)
     ('1 round is done', '2 rounds are done')
@@ -142,7 +142,7 @@ def rounds_done(rounds: int) -> str:
 
 
 def _pause(view: View) -> Action | None:
-    """Between two rounds, and with a checkpoint: a pause may last."""
+    """Pause between two rounds, after a checkpoint, since a pause may last."""
     if not view.paused:
         return None
     return SaveCheckpoint() if _unsaved(view) else Pause()
@@ -153,7 +153,7 @@ def _rest(view: View) -> Action | None:
 
 
 def rest_after(round_s: float, power: float) -> float:
-    """Returns the seconds to rest after a round, so that rounds take this share of the time.
+    """Returns the seconds to rest after a round, so that rounds take the share `power` of the time.
 
     >>> rest_after(3.0, 0.25), rest_after(3.0, 1.0)
     (9.0, 0.0)
@@ -162,6 +162,6 @@ def rest_after(round_s: float, power: float) -> float:
 
 
 def _unsaved(view: View) -> bool:
-    """A run that resumed may evaluate the very round it resumed from: that is news for its checkpoint."""
+    """Returns True if the newest checkpoint lacks the last round, or its evaluation (after a resume)."""
     evaluated = view.evaluated_round == view.round != view.saved_evaluation
     return view.round > 0 and (view.saved_round != view.round or evaluated)

@@ -5,13 +5,13 @@
 
 cli join -> run.py -> [NodeLoop.run] -> _round, again and again -> learner.py: generate, train (trainer.py)
 
-`NodeLoop.run` is all that a node does, and `NodeLoop._round` is one turn of it. What comes next is decided in
-lifecycle.py. The loop lives on asyncio and never blocks: everything that computes runs in a worker thread
-(workers.py), everything that waits for others has a deadline.
+`NodeLoop.run` is everything that a node does, and `NodeLoop._round` is one turn of it. lifecycle.py decides
+what comes next. The loop runs on asyncio and never blocks: worker threads do all computing (workers.py), and
+every wait for another node has a deadline.
 
-With `overlap` the next round is generated in a second thread while this one is trained on, with the policy as
-it was before: a new one is taken over when both are done. So the engine has one user at a time, and which
-policy a round comes from does not depend on which of the two was faster.
+With `overlap`, a second thread generates the next round while this one is trained on. It samples from the
+policy as it was before training; the new policy is taken over when both are done. So the engine has one user
+at a time, and the policy of a round does not depend on which of the two was faster.
 """
 
 import asyncio
@@ -69,11 +69,11 @@ from swarmnode.types import RolloutGroup
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.5
-"""Pause before the panel is redrawn and the number of peers looked up again."""
+"""Pause before the panel is redrawn and the peers are counted again."""
 
 COLLECT_DEADLINE_S = 5.0
-"""Longest wait for other nodes' groups in a round, however long its own work took (longest_wait_s); what has
-not come by then is replaced by own groups."""
+"""Longest wait for other nodes' groups in a round, however long our own work took (longest_wait_s). Our own
+groups replace any that have not arrived by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +83,13 @@ class NetworkParts:
     host: Host
     exchange: Exchange
     discovery: Discovery | None
-    """None: somebody else starts the host and keeps it attached."""
+    """None: the caller starts the host and keeps it attached."""
 
 
 class NodeLoop:
     """One member of the swarm. `async with NodeLoop(...) as node: summary = await node.run()`.
 
-    Without `network` it trains alone. `request_stop` ends the run after the work in hand, with a checkpoint.
+    Without `network` it trains alone. `request_stop` ends the run after the current work, with a checkpoint.
     """
 
     def __init__(
@@ -111,9 +111,10 @@ class NodeLoop:
         contribution: Callable[[NodeStatus], WeekContribution] | None = None,
         keep_rollouts: KeepRollouts | None = None,
     ) -> None:
-        """`run`: its name. `policy` is its number in this process, `neighbours` are the peer ids of the
-        others there. `pipeline`: how the larger model is doing that this node holds a part of.
-        `contribution`: what this machine gave and got. `keep_rollouts`: told of every round."""
+        """`run`: the name of the run. `policy`: the number of this policy in the process. `neighbours`: the
+        peer ids of the other policies there. `pipeline`: returns the status of the larger model that this
+        node holds a part of. `contribution`: returns what this machine gave and got. `keep_rollouts`: called
+        every round."""
         self._config = config
         self._learner = learner
         self._watcher = watcher
@@ -124,18 +125,18 @@ class NodeLoop:
         self._contribution = contribution
         self._keep_rollouts = keep_rollouts
         self.control = RunControl(learner.interrupt)
-        """Requests of people to this node."""
+        """Requests that people make to this node."""
         self._ahead: RoundRollouts | BaseException | None = None
-        """The next round's rollouts, generated while the last one was trained on, or the error of it."""
+        """The next round's rollouts, generated while the last one was trained on, or their error."""
         self._counters = Counters()
         self._unmeasured: set[str] = set()
-        """Tasks of which it was said that nothing is held out."""
+        """Tasks that the log has already reported as having nothing held out."""
         self._catching_up = CatchingUp()
         self._origins: Mapping[Origin, int] = {}
-        """Groups that the book has answers of, with their number, as of the round before."""
+        """Groups that the book holds answers of, and how many of each, as of the previous round."""
         self._droughts: dict[str, Drought] = {}
         self._advised: set[str] = set()
-        """Tasks of which the log said that there is nothing to learn from."""
+        """Tasks that the log has already reported as having nothing to learn from."""
         self._begun_at = 0
         self._started = self._collected_at = self._rests_until = time.monotonic()
         self._stack = AsyncExitStack()
@@ -158,11 +159,11 @@ class NodeLoop:
         return self._board.status
 
     def serves(self, page: str) -> None:
-        """Show where the status page is."""
+        """Show the address of the status page."""
         self._board.show(page=page)
 
     def request_stop(self) -> None:
-        """Finish what can be finished quickly, save, and return from `run`."""
+        """Finish the current work quickly, save, and return from `run`."""
         self.control.ask("stop")
 
     async def __aenter__(self) -> Self:
@@ -187,7 +188,7 @@ class NodeLoop:
         await asyncio.get_running_loop().run_in_executor(None, self._learner.close)
 
     async def run(self) -> Summary:
-        """The loop: do what `next_action` says until it says Stop."""
+        """Run the loop: do what `next_action` says until it says Stop."""
         config = self._config
         async with self._services(), self._what_was_learnt_is_kept():
             while True:
@@ -224,7 +225,7 @@ class NodeLoop:
 
     @asynccontextmanager
     async def _services(self) -> AsyncGenerator[None, None]:
-        """Runs what serves the loop beside it: screen, search for peers, writing of checkpoints."""
+        """Runs the services beside the loop: screen, search for peers, writing of checkpoints."""
         async with asyncio.TaskGroup() as tasks:
             self._saving.report_in(tasks)
             owned = [tasks.create_task(supervise("screen and peers", self._keep_looking))]
@@ -236,7 +237,7 @@ class NodeLoop:
 
     @asynccontextmanager
     async def _what_was_learnt_is_kept(self) -> AsyncGenerator[None, None]:
-        """An error ends the run, but not before the rounds that are done have their checkpoint."""
+        """Saves a checkpoint of the finished rounds before an error ends the run."""
         try:
             yield
         except SwarmnodeError:
@@ -268,7 +269,7 @@ class NodeLoop:
     # ---- one round ----
 
     async def _round(self, number: int) -> None:
-        """Generate, publish, collect what others answered, train."""
+        """Generate, publish, collect groups of others, train."""
         started = time.perf_counter()
         rollouts = await self._rollouts(number)
         if not rollouts.complete:
@@ -303,7 +304,7 @@ class NodeLoop:
     async def _train(
         self, number: int, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]
     ) -> TrainReport | None:
-        """Train on this round; beside it, generate the next one if there will be one."""
+        """Train on this round. Generate the next one meanwhile, if there will be one."""
         content = f"{len(own)} own + {len(external)} external groups"
         last = self.control.ending or self.control.paused or number == self._config.node.rounds
         if not self._overlap or last:
@@ -311,7 +312,7 @@ class NodeLoop:
             return await self._workers.learn(self._learner.train, own, external)
         self._board.enter("training and generating", content)
         await self._workers.learn(self._learner.use_newest_policy)
-        # A failed generation must not cost what training has learnt: it is the next round's error.
+        # A failed generation must not lose what training has learnt: it is raised in the next round.
         report, self._ahead = await asyncio.gather(
             self._workers.learn(self._learner.train, own, external),
             self._workers.generate(self._learner.rollouts, number + 1),
@@ -329,7 +330,7 @@ class NodeLoop:
         report: TrainReport,
         seconds: float,
     ) -> None:
-        """A round is done: count it, show it, and draw what follows for the exchange."""
+        """Finish a round: count it, show it, and adjust the exchange to its result."""
         without_gradient = sum(not group.has_gradient for group in rollouts.groups)
         report = msgspec.structs.replace(report, zero_advantage_own=without_gradient)
         self._prefer_what_we_fail_on(report)
@@ -345,7 +346,7 @@ class NodeLoop:
         return random.Random(f"{self._seed}:{number}:own")
 
     async def _collect(self) -> Sequence[RolloutGroup]:
-        """Groups of others. Most were fetched and scored while we generated; this waits for the last."""
+        """Returns groups of others. Most were scored during generation; this waits for the rest."""
         wanted = groups_wanted(self._config)
         if self._network is None or wanted == 0:
             return ()
@@ -361,12 +362,12 @@ class NodeLoop:
         return None if self._network is None else self._network.exchange.library
 
     def _borrow(self) -> Sequence[RolloutGroup]:
-        """Groups of the libraries of others that were judged meanwhile; nothing is waited for."""
+        """Returns groups from libraries of others that have been judged meanwhile, without waiting."""
         library = self._library
         return () if library is None else library.draw(groups_to_borrow(self._catching_up, self._config))
 
     async def _settle_library(self) -> Mapping[Origin, int]:
-        """Tell the library what the book holds. Nothing is borrowed before that is known."""
+        """Tell the library what the book holds. Nothing is borrowed before it knows."""
         if (library := self._library) is None:
             return {}
         origins = await self._workers.learn(self._learner.origins)
@@ -374,7 +375,7 @@ class NodeLoop:
         return origins
 
     async def _catch_up(self, rollouts: RoundRollouts, report: TrainReport) -> None:
-        """See whether rounds are to be of another mix now."""
+        """Decide whether the mix of the rounds changes from now on."""
         if (library := self._library) is None:
             return
         before = self._catching_up
@@ -390,8 +391,8 @@ class NodeLoop:
         self._board.borrowed(library, now)
 
     def _thank(self, before: Mapping[Origin, int], external: Sequence[RolloutGroup]) -> None:
-        """Note whose groups were learnt from: those whose answers came into the book; without a library all
-        of the round's."""
+        """Note the authors of groups that we learnt from: with a library, those whose answers entered the
+        book, otherwise all of the round's."""
         receipts = None if self._network is None else self._network.exchange.receipts
         if receipts is None:
             return
@@ -407,12 +408,13 @@ class NodeLoop:
             self._network.exchange.doubt(report.doubted)
 
     def _advise(self, rollouts: RoundRollouts, report: TrainReport) -> None:
-        """Say once, and show as long as it lasts, that there is nothing to learn from."""
+        """Log once, and show as long as it lasts, that there is nothing to learn from."""
         self._goes_on(after(self._droughts, rollouts.groups))
         now = advice(self._droughts)
         if report.own_groups and not report.optimizer_steps:
             now["the gradient"] = "the gradient is not finite, so nothing is learnt: check training.loss"
-        # Once a task: what is all but mastered comes and goes. The panel shows it as long as it lasts.
+        # Logged once per task, since a task that is almost mastered comes and goes. The panel shows it
+        # throughout.
         for task in now.keys() - self._advised:
             logger.warning("%s", now[task])
         self._advised |= now.keys()
@@ -424,7 +426,7 @@ class NodeLoop:
         self._droughts = droughts
 
     async def _help(self, groups: Sequence[RolloutGroup], others: Sequence[RolloutGroup]) -> None:
-        """Ask for help where nothing was ever right, and have the next round try what others asked for."""
+        """Ask for help where no answer was ever right, and let the next round try what others asked for."""
         if self._network is None or self._config.pipeline.name:
             return
         exchange, share = self._network.exchange, self._config.exchange.help
@@ -444,7 +446,7 @@ class NodeLoop:
         counters.round = number
         counters.tokens += rollouts.tokens
         counters.seconds += seconds
-        # Our own file may give back what was ours.
+        # Our own library may return groups of our own.
         authors = [group.author for group in external if group.author != self.status.peer_id]
         counters.external_groups_trained = tally(counters.external_groups_trained, authors)
         self._board.counted(counters, self._learner.policy_version)
@@ -467,7 +469,7 @@ class NodeLoop:
         self._watcher.see("evaluation", self.status)
 
     def _say_what_is_not_measured(self, result: Evaluation) -> None:
-        """Say once of each task that nothing of it is held out: its reward stays unknown."""
+        """Log once for each task that has nothing held out: its held-out reward stays unknown."""
         unmeasured = {name for name in result.per_task if not result.asked.get(name, 1)} - self._unmeasured
         if unmeasured:
             self._unmeasured |= unmeasured
@@ -481,7 +483,7 @@ class NodeLoop:
         await self._saving.save(self._counters)
 
     async def _finish_saving(self) -> None:
-        """Wait for the disk; if it could not take the last checkpoint, try once more."""
+        """Wait for the disk. If it could not take the last checkpoint, try once more."""
         await self._saving.settled()
         if self._board.status.checkpoint.error:
             await self._save()
@@ -503,8 +505,8 @@ class NodeLoop:
         self._board.evaluated(resumed.counters, {})
 
     def _go_on_with(self, changed: Sequence[str], other_tasks: str) -> None:
-        """Say which settings the run has not been trained with. Raises ConfigError where no round is left to
-        train with them, or on other tasks: what there is was learnt otherwise."""
+        """Log the settings that the run has not been trained with so far. Raises ConfigError if they or the
+        tasks differ and no round is left to train with them: the present policy was not trained that way."""
         limit = self._config.node.rounds
         if not (changed or other_tasks):
             return

@@ -62,8 +62,8 @@ class PolicyLearner(RolloutLearner):
         train_jointly: TrainJointly | None = None,
         tasks_of_others: Mapping[str, Task] | None = None,
     ) -> None:
-        """`forward`: that of the base (None: one of its own). `train_jointly`: where this policy is one of
-        several on its base. `tasks_of_others`: as strangers' answers are judged (None: as our own are)."""
+        """`forward`: that of the base (None: its own). `train_jointly`: set if this policy is one of several
+        on its base. `tasks_of_others`: they judge strangers' answers (None: the same as ours)."""
         super().__init__(
             config, engine, renderer, tasks, author=author, seed=seed, versions_ahead=int(overlap.on)
         )
@@ -77,7 +77,7 @@ class PolicyLearner(RolloutLearner):
         )
         self._tasks_of_others = tasks_of_others or self._tasks
         self.mender: Mender | None = None
-        """Cuts right answers of strangers to what they need. None: there was no such answer yet."""
+        """Trims right answers of strangers to the part that is needed. None: there was no such answer yet."""
         self._rule: Rule = make_rule(sharing_rule(config), seed, self._mend)
         if self._rule.measures_teachers:
             longest = config.rollout.max_tokens
@@ -95,7 +95,7 @@ class PolicyLearner(RolloutLearner):
             rounds=config.node.rounds,
         )
         self.demonstrated = Demonstrations()
-        """Answers that somebody wrote for this node."""
+        """Answers that people wrote for this node."""
         self._demonstrating: Demonstrating | None = None
         self._told_of_no_book = False
 
@@ -111,7 +111,7 @@ class PolicyLearner(RolloutLearner):
         self.engine.set_policy(self._policy.update())
         self._restore_rollouts(waiting.rollouts)
         forgotten = self._rule.restore(waiting.rule, self._versions())
-        # A checkpoint may be of before such groups were refused.
+        # The checkpoint may date from before such groups were refused.
         at_home = {name for name, task in self._tasks_of_others.items() if not may_be_exchanged(task)}
         self._rule.forget_strangers(at_home)
         counters, run = (
@@ -140,7 +140,7 @@ class PolicyLearner(RolloutLearner):
                 return self._trainer.train(own, external)
             return self._train_jointly(self._trainer.prepare(own, external))
         finally:
-            self.engine.submit(())  # Awake: others may ask it before we do.
+            self.engine.submit(())  # Keep it awake: others may ask it before we do.
 
     def rest(self) -> None:
         super().rest()
@@ -156,8 +156,7 @@ class PolicyLearner(RolloutLearner):
         return self._rule.origins()
 
     def credit(self, group: RolloutGroup) -> Sequence[float | None] | None:
-        """The advantages of a group by training.loss, before a rule makes of them what it does; None: it has
-        no gradient."""
+        """Returns a group's advantages by training.loss, before a rule changes them. None: no gradient."""
         return credit_of(group, self._config.training)
 
     def save(self, counters: Counters) -> Future[str]:
@@ -175,7 +174,7 @@ class PolicyLearner(RolloutLearner):
         return self._writer.submit(snapshot)
 
     def _demonstrate(self, own: Sequence[RolloutGroup]) -> None:
-        """Show the rule what is demonstrated of these examples."""
+        """Give the rule the demonstrations of these examples."""
         if self._demonstrating is None:
             limit = self._config.rollout.max_tokens
             self._demonstrating = Demonstrating(self.demonstrated, self._own_tasks, self._renderer, limit)

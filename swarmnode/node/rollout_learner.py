@@ -1,14 +1,14 @@
-"""The half of a learner that asks: examples answered by an engine, scored, kept until they are trained on.
+"""The generating half of a learner: an engine answers examples, tasks score them, training takes them.
 
 policy_learner.py (a policy of our own), pipeline_learner.py (one held with others)
         -> [RolloutLearner] -> tasks, rollout -> scored groups -> [more_groups] -> as many more, or train
 
-Draws depend on (seed, place in the stream) alone, and what is sampled but not yet trained on is part of a
-checkpoint: a node that resumes goes on where it stopped.
+Draws depend only on (seed, place in the stream), and a checkpoint contains all rollouts that are not trained
+on yet: a node that resumes continues where it stopped.
 
-A group whose rewards are all equal has no gradient. Left in its place it makes the batch smaller and its
-gradient noisier, and the better the policy becomes the more of them there are: so more groups are asked for,
-which is DAPO's dynamic sampling as a decision (Yu et al. 2025, section 3.2).
+A group whose rewards are all equal has no gradient. If kept, it makes the batch smaller and its gradient
+noisier, and a better policy produces more of them. So the learner asks for more groups: DAPO's dynamic
+sampling as a decision (Yu et al. 2025, section 3.2).
 """
 
 import logging
@@ -48,22 +48,22 @@ from swarmnode.types import Example, ExampleKey, RolloutGroup
 logger = logging.getLogger(__name__)
 
 MAX_LAG = 8
-"""Oldest policy version that a trained token of our own may have, counted back from the newest."""
+"""How many versions older than the newest a trained token of our own may be."""
 
 
 class UntrainedRollouts(msgspec.Struct, frozen=True):
-    """rollouts.bin of a checkpoint. Older ones have more fields, which are not read."""
+    """rollouts.bin of a checkpoint. Older ones have more fields, which are ignored."""
 
     place: StreamPlace
-    """Place in the stream that the next example comes from."""
+    """Place in the stream of the next example."""
     rollouts: bytes
     """`PartialRollouts.state`."""
     levels: bytes = b""
-    """The policy's levels in tasks that have some (tasks/drawing/curriculum.py)."""
+    """The policy's levels in tasks with levels (tasks/drawing/curriculum.py)."""
 
 
 class RolloutLearner(Learner):
-    """A learner but for the learning: an engine, tasks by name, and what waits between them."""
+    """A learner without the learning: an engine, tasks by name, and the rollouts that wait in between."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class RolloutLearner(Learner):
         seed: int,
         versions_ahead: int = 0,
     ) -> None:
-        """`versions_ahead`: how far the trainer is ahead of the engine once it sees what was generated."""
+        """`versions_ahead`: how many versions the trainer is ahead when it receives what was generated."""
         self._config = config
         self.engine = engine
         self._renderer = renderer
@@ -100,7 +100,7 @@ class RolloutLearner(Learner):
         self._curriculum = Curriculum(self._tasks)
         self._examples = WantedExamples(self._stream())
         self._untrained: dict[int, list[Answered]] = {}
-        """Complete groups by the round that got them, for the newest rounds."""
+        """Complete groups of the newest rounds, by the round that received them."""
         self._scorer = ThreadPoolExecutor(self._judge.width, thread_name_prefix="scorer")
         self._score_wait_s = 0.0
 
@@ -135,14 +135,14 @@ class RolloutLearner(Learner):
             try:
                 return self._generate(number)
             except JudgementLost:
-                # Drawing, in a process that `interrupt` has ended.
+                # It was drawing in a process that `interrupt` has ended.
                 if not self._interrupted.is_set():
                     raise
                 return RoundRollouts((), 0, 0.0, False, self._generation())
 
     def _generate(self, number: int) -> RoundRollouts:
         started = time.perf_counter()
-        # This may run beside the training of the round before; all earlier ones are trained on.
+        # This may run beside the training of the previous round; all earlier ones are trained on.
         self._untrained = {n: kept for n, kept in self._untrained.items() if n >= number - 1}
         self._untrained[number] = []
         self._curriculum.begin(number)
@@ -163,10 +163,10 @@ class RolloutLearner(Learner):
         return RoundRollouts(tuple(groups) if complete else (), tokens, seconds, complete, self._generation())
 
     def _scored_groups(self, number: int, count: int) -> list[RolloutGroup]:
-        """So many groups more for a round; fewer when interrupted or out of examples."""
+        """Returns `count` more groups for a round; fewer if interrupted or out of examples."""
         scoring: list[Future[RolloutGroup]] = []
         for one in self._rollouts.round(self._examples, groups=count, should_stop=self._interrupted.is_set):
-            # A judge may be slow, or wait for a subprocess: it works while the engine goes on.
+            # A judge may be slow, or wait for a subprocess: it works while the engine continues.
             self._untrained[number].append(one)
             work = copy_context().run, self._score, one, self.engine.policy_version
             scoring.append(self._scorer.submit(*work))
@@ -183,7 +183,7 @@ class RolloutLearner(Learner):
     def rest(self) -> None:
         self._rollouts.park()
         self.engine.sleep()
-        self.engine.submit(())  # Awake: people may ask it before we do.
+        self.engine.submit(())  # Keep it awake: people may ask it before we do.
 
     def evaluate(self) -> Evaluation | None:
         self._rollouts.park()
@@ -206,7 +206,7 @@ class RolloutLearner(Learner):
                 return None
 
     def _evaluation_samples(self) -> int:
-        """Answers to each held-out question: one, or a group where they are compared."""
+        """Returns the answers per held-out question: one, or a group if the task compares answers."""
         return self._config.rollout.group_size if any(map(judges_groups, self._tasks.values())) else 1
 
     def interrupt(self) -> None:
@@ -218,8 +218,8 @@ class RolloutLearner(Learner):
         self.engine.close()
 
     def _waiting(self, counters: Counters) -> Waiting:
-        """Returns all that a checkpoint keeps besides the policy, without what a round up to `counters.round`
-        used."""
+        """Returns everything that a checkpoint keeps besides the policy, without what rounds up to
+        `counters.round` used."""
         later = sorted(number for number in self._untrained if number > counters.round)
         complete = [answered for number in later for answered in self._untrained[number]]
         levels = self._curriculum.state(later[0] if later else None)
@@ -227,15 +227,15 @@ class RolloutLearner(Learner):
         return Waiting(msgspec.msgpack.encode(state))
 
     def _measure(self) -> Measure:
-        """Returns the make-up of its evaluations."""
+        """Returns what its evaluations are made of."""
         return Measure(tuple(sorted(self._tasks)), self._config.tasks.eval_examples)
 
     def _versions(self) -> dict[str, str]:
-        """The versions of its tasks, by name."""
+        """Returns the versions of its tasks, by name."""
         return {name: task.version for name, task in self._tasks.items()}
 
     def _task_specs(self) -> tuple[str, ...]:
-        """The names by which the tasks can be loaded again on this machine."""
+        """Returns the specs by which this machine can load the tasks again."""
         found = (spec_of(task) for task in self._own_tasks.values())
         return tuple(spec for spec in found if spec is not None)
 
@@ -256,12 +256,12 @@ class RolloutLearner(Learner):
             raise CheckpointError(
                 f"cannot read the unfinished rollouts of the checkpoint: {error}", hint="use --fresh"
             ) from error
-        # At a start the trainer is not ahead of the engine yet: what was complete is as fresh as it looks.
+        # At the start the trainer is not ahead of the engine yet: complete groups are as fresh as they look.
         self._rollouts.restore(state.rollouts, self._redraw, older=self._versions_ahead)
         self._examples = WantedExamples(self._stream(state.place))
 
     def _redraw(self, key: ExampleKey) -> Example | None:
-        """The example of a saved group; None when its task is gone or has changed."""
+        """Returns the example of a saved group, or None if its task is gone or has changed."""
         task = self._own_tasks.get(key.task)
         try:
             return None if task is None else redraw(task, key)
@@ -291,20 +291,20 @@ class RolloutLearner(Learner):
 
 
 def scored(answered: Answered, tasks: Mapping[str, Task], author: str, version: int) -> RolloutGroup:
-    """The group that an author has of these answers. Raises TaskError."""
+    """Returns the scored group that an author has of these answers. Raises TaskError."""
     example = answered.example
     scores = score_completions(tasks[example.key.task], example, answered.completions)
     return RolloutGroup(example, answered.completions, scores, author, version)
 
 
 def more_groups(wanted: int, with_gradient: int, asked_so_far: int, factor: float) -> int:
-    """Groups to ask for now; 0: enough have a gradient, or the bound is reached, so train on what there is.
+    """Returns the number of groups to ask for now. 0: enough have a gradient, or the bound is reached.
 
-    `wanted` groups should have a gradient, `with_gradient` have one of the `asked_so_far` of this round, and
-    never more than `factor * wanted` are asked for in all. Sized by the share that was useful so far. One
-    imagined useful group is counted with the measured ones: so a round begins with as many as are wanted,
-    there is a share before there is a measurement, and a round without luck asks for some and not at once for
-    all. Every answer above 0 uses up part of the bound, so asking again and again ends.
+    `wanted` groups should have a gradient, `with_gradient` of the `asked_so_far` in this round have one, and
+    at most `factor * wanted` are asked for in all. The number follows from the useful share so far, with one
+    imagined useful group added to the measured ones. So a round begins with `wanted` groups, the share exists
+    before any measurement, and a round without luck does not ask for all the rest at once. Every result above
+    0 uses up part of the bound, so repeated calls end.
 
     >>> more_groups(8, 0, 0, factor=3.0), more_groups(8, 4, 8, factor=3.0), more_groups(8, 8, 16, factor=3.0)
     (8, 8, 0)
@@ -315,17 +315,17 @@ def more_groups(wanted: int, with_gradient: int, asked_so_far: int, factor: floa
     left = floor(factor * wanted) - asked_so_far
     if missing <= 0 or left <= 0:
         return 0
-    # missing / useful share, rounded up, in whole numbers: the same on every machine.
+    # missing / useful share, rounded up, in integers: the same on every machine.
     needed = -(-missing * (asked_so_far + 1) // (with_gradient + 1))
     return min(left, needed)
 
 
 def partial_settings(config: RolloutConfig, versions_ahead: int, *, alone: bool = True) -> PartialSettings:
-    """The scheduler's settings out of the node's.
+    """Returns the scheduler's settings, derived from the node's.
 
-    With overlap the trainer is one version ahead of the engine by the time it sees what was generated, so
-    the scheduler has to keep everything that much younger. Who is not `alone` on the engine cannot measure
-    what its own requests cost there: then it keeps those of one round in flight.
+    With overlap the trainer is one version ahead of the engine when it receives what was generated, so the
+    scheduler has to keep everything that much younger. A policy that is not `alone` on the engine cannot
+    measure the cost of its own requests there, so it keeps those of one round in flight.
     """
     return PartialSettings(
         mode=config.mode,
@@ -338,7 +338,7 @@ def partial_settings(config: RolloutConfig, versions_ahead: int, *, alone: bool 
 
 @contextmanager
 def _clear_about_memory() -> Generator[None, None, None]:
-    """Raises EngineError with advice where generation finds no memory."""
+    """Raises EngineError with advice if generation runs out of memory."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

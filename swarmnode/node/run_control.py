@@ -1,13 +1,12 @@
-"""Requests of people to a running node: pause, resume, finish the round, stop.
+"""Requests that people make to a running node: pause, resume, finish the round, stop.
 
 page, commands, signals -> [RunControl] -> node.py -> lifecycle.py
 guards (building/guards.py) -> [RunControl.hold] -> the same
 
-A guard holds the run back for a reason, as long as there is that reason. A person wins: `pause` lasts
-whatever a guard finds, and `resume` goes on in spite of the reasons there are; each counts again once it was
-gone.
-`finish` ends the run behind the round that runs; `stop` ends it as soon as the work in hand can be put down.
-Both write a checkpoint. A paused node stays in its swarm and gives others what it has.
+A guard holds the run back while it has a reason. People take precedence: `pause` lasts whatever a guard
+finds, and `resume` continues despite the present reasons; each counts again once it has gone away. `finish`
+ends the run after the current round; `stop` ends it as soon as the current work can be interrupted. Both
+write a checkpoint. A paused node stays in its swarm and still serves others.
 """
 
 import logging
@@ -24,7 +23,7 @@ Request = Literal["pause", "resume", "finish", "stop"]
 REQUESTS: tuple[Request, ...] = ("pause", "resume", "finish", "stop")
 
 LONGEST_PAUSE_S = 366 * 86400.0
-"""Longest time that a pause may name; one without a time has no end."""
+"""Longest duration that a pause may name; a pause without one has no end."""
 
 
 class RunControl:
@@ -36,11 +35,10 @@ class RunControl:
     """
 
     def __init__(self, stop: Callable[[], object], takes: tuple[Request, ...] = REQUESTS) -> None:
-        """`stop`: puts down the work in hand, from any thread. `takes`: requests that this kind of node can
-        follow."""
+        """`stop`: interrupts the current work, from any thread. `takes`: the supported requests."""
         self.takes = takes
         self.ending = False
-        """The run ends as soon as the round allows."""
+        """True if the run ends as soon as the round allows."""
         self._stop = stop
         self._paused_until = 0.0
         self._reasons: dict[str, str] = {}
@@ -53,13 +51,13 @@ class RunControl:
 
     @property
     def held(self) -> str:
-        """Reasons that hold the run back, in words; empty: nothing, or a person went on in spite of it."""
+        """Reasons that hold the run back, in words. Empty: there are none, or a person has overruled them."""
         with self._changing:
             return ", ".join(why for guard, why in self._reasons.items() if guard not in self._overruled)
 
     @property
     def until(self) -> str:
-        """Until when, or for what reason, the run is paused, in words; empty if it is not."""
+        """Until when, or for what reason, the run is paused, in words. Empty: it is not."""
         if not self._paused_by_hand:
             return self.held
         if self._paused_until == math.inf:
@@ -67,7 +65,7 @@ class RunControl:
         return time.strftime("until %H:%M on %Y-%m-%d", time.localtime(self._paused_until))
 
     def hold(self, guard: str, reason: str) -> None:
-        """Holds the run back for a reason, until this guard has none: an empty one. From any thread."""
+        """Holds the run back until this guard gives an empty reason. Thread-safe."""
         with self._changing:
             before = self._reasons.get(guard, "")
             if reason:
@@ -81,8 +79,8 @@ class RunControl:
             logger.info("no longer a reason to pause: %s", before)
 
     def ask(self, request: Request, for_s: float | None = None) -> str:
-        """Takes a request and returns what follows from it, in words. `for_s`: how long a pause lasts; None:
-        until `resume`. Raises ValueError for a request that this node cannot follow."""
+        """Takes a request and returns its effect in words. `for_s`: duration of a pause; None: until
+        `resume`. Raises ValueError for a request that this node does not support."""
         if request not in self.takes:
             raise ValueError(f"this node takes {', '.join(self.takes)}, not {request}")
         match request:

@@ -3,9 +3,9 @@
 `join`, `seed` -> [STOP_SIGNALS] -> `check` between the parts of a start
                                  -> `hand_to` -> NodeLoop.request_stop, once an event loop runs
 
-A thread of their own hears them, whatever the main thread is in. Nothing is raised where a signal finds it:
-Python ignores that in a `__del__`, and a library takes it for an error of its own. And a model that takes
-minutes to load in C keeps no second one from ending the process.
+A separate thread receives them, whatever the main thread does. Nothing is raised where a signal arrives:
+Python ignores errors in a `__del__`, and a library would take one for its own. A model that takes minutes to
+load in C code does not keep a second signal from ending the process.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class StopSignals:
         self._lock = threading.Lock()
         self._asked_at: float | None = None
         self._request_stop: Callable[[], None] | None = None
-        """Hands a request to a running node. None: it is not up yet."""
+        """Passes a request to the running node. None: it has not started yet."""
         self._stopping = STOPPING_EARLY
 
     def __enter__(self) -> Self:
@@ -65,13 +65,13 @@ class StopSignals:
         self._thread.join()
 
     def check(self) -> None:
-        """Raises StoppedEarly if the process was asked to stop: a start goes no further than where it is."""
+        """Raises StoppedEarly if the process was asked to stop, so that its start goes no further."""
         if self._asked_at is not None:
             raise StoppedEarly(ENDED_EARLY, hint="nothing was lost")
 
     def hand_to(self, request_stop: Callable[[], None], stopping: str = STOPPING) -> None:
-        """From now on a request goes to `request_stop` on the running event loop, as one that came before
-        does at once. `stopping`: what is said then."""
+        """Send requests to `request_stop` on the running event loop from now on; an earlier request is sent
+        at once. `stopping`: the log line for it."""
         loop = asyncio.get_running_loop()
         with self._lock:
             self._request_stop, self._stopping = lambda: _call(loop, request_stop), stopping
@@ -96,21 +96,21 @@ class StopSignals:
                 request_stop()
             logger.info("%s; press Ctrl-C again to stop immediately", stopping)
         elif now - first > SAME_REQUEST_S:
-            # The work in hand may take minutes. The network daemon goes down with us.
+            # The current work may take minutes. The network daemon ends with us.
             try:
                 logger.warning("%s", ENDED_EARLY if request_stop is None else ENDED_AT_ONCE)
                 logging.shutdown()
                 sys.stdout.flush()
-            finally:  # Also where nothing can be written any more.
+            finally:  # Also if nothing can be written any more.
                 self._end(INTERRUPTED)
 
 
 STOP_SIGNALS = StopSignals()
-"""The process's own. Without `with` it hears nothing, as where a program of others runs the node."""
+"""The instance of this process. Without `with` it receives nothing, as when another program runs the node."""
 
 
 def _leave_to_the_thread(number: int, frame: object) -> None:
-    """Python has told the thread already."""
+    """Does nothing, since Python has notified the thread already."""
 
 
 def _call(loop: asyncio.AbstractEventLoop, request_stop: Callable[[], None]) -> None:

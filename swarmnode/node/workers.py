@@ -1,4 +1,4 @@
-"""Work beside a node's event loop: computing in threads, services that are started again, checkpoints.
+"""Work beside a node's event loop: computing in threads, restarted services, checkpoints.
 
 node.py (asyncio) -> [Workers] -> learner.py
                   -> [supervise] -> discovery and other services that must never take the node along
@@ -9,11 +9,12 @@ node.py (asyncio) -> [Workers] -> learner.py
 One thread learns, evaluates and takes snapshots; another generates, at times beside it. A service that raises
 is logged with its traceback: one of the places where a broad except may stand (AGENTS.md, 2).
 
-A snapshot is taken between two rounds and written by a thread of its own beside the next ones, in order. A
-disk that is slow or full costs no round: what is on it is said when it is on it, what failed is said and
-logged, and the node goes on. Memory is bounded: besides the snapshot that is being written at most one waits.
-A newer one takes its place, since it holds everything that the older one does; the newest is never given up.
-That happens only on a disk that takes longer for a checkpoint than training takes for the rounds between two.
+A snapshot is taken between two rounds, and a thread of its own writes it during the next ones, in order. A
+slow or full disk costs no round: the board shows a checkpoint once it is written, a failure is shown and
+logged, and the node goes on. Memory is bounded: besides the snapshot that is being written, at most one
+waits. A newer one replaces it, since it contains everything that the older one does; the newest is never
+given up. This happens only if the disk takes longer for a checkpoint than training takes for the rounds
+between two.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ Content = TypeVar("Content")
 class Workers:
     """Two threads with a queue each. They start with their first work and end with `close`.
 
-    Work runs in the context of whoever asks for it: log lines say which policy they are about.
+    Work runs in the context of its caller: log lines say which policy they are about.
     """
 
     def __init__(self) -> None:
@@ -63,15 +64,13 @@ class Workers:
         def run() -> Result:
             try:
                 return work(*arguments)
-            except (
-                StopIteration
-            ) as error:  # No asyncio.Future can hold one: whoever waits would wait for ever.
+            except StopIteration as error:  # No asyncio.Future can hold one: the caller would wait for ever.
                 raise RuntimeError("a StopIteration escaped from a generator") from error
 
         return await asyncio.wrap_future(thread.submit(copy_context().run, run))
 
     async def close(self) -> None:
-        """Wait for the work in hand without holding up the event loop."""
+        """Wait for the current work without blocking the event loop."""
         loop = asyncio.get_running_loop()
         for thread in (self._generator, self._learner):
             await loop.run_in_executor(None, thread.shutdown)
@@ -83,7 +82,7 @@ async def supervise(
     *,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> None:
-    """Run `service` until it returns. After an error it starts again, after a pause that doubles."""
+    """Run `service` until it returns. After an error, restart it after a pause that doubles each time."""
     pause_s = FIRST_BACKOFF_S
     while True:
         try:
@@ -96,7 +95,7 @@ async def supervise(
 
 
 class Saving:
-    """Takes snapshots and tells the board what becomes of them."""
+    """Takes snapshots and reports their outcome to the board."""
 
     def __init__(self, learner: Learner, workers: Workers, board: StatusBoard) -> None:
         self._learner = learner
@@ -104,19 +103,19 @@ class Saving:
         self._board = board
         self._tasks: asyncio.TaskGroup | None = None
         self.tried_round: int | None = None
-        """The last round that a checkpoint was begun of, or that the run resumed from."""
+        """The round of the last checkpoint that was begun, or that the run resumed from."""
         self.tried_evaluation: int | None = None
-        """The round of the newest evaluation that is part of it."""
+        """The round of the newest evaluation in that checkpoint."""
         self._outcome: asyncio.Task[None] | None = None
         """The task that writes the newest snapshot."""
 
     def report_in(self, tasks: asyncio.TaskGroup) -> None:
-        """Lets tasks of this group wait for the disk; to be called first. An error but StorageError ends
-        it."""
+        """Sets the group whose tasks wait for the disk; call it first. Other errors than StorageError end
+        the group."""
         self._tasks = tasks
 
     async def save(self, counters: Counters) -> None:
-        """Take a snapshot and return; what becomes of it is told to the board."""
+        """Take a snapshot and return; its outcome is reported to the board."""
         assert self._tasks is not None, "nobody would hear of an error"
         self._board.enter("saving", f"checkpoint of round {counters.round}")
         written = await self._workers.learn(self._learner.save, counters)
@@ -124,7 +123,7 @@ class Saving:
         self._outcome = self._tasks.create_task(self._tell(counters.round, written))
 
     async def settled(self) -> None:
-        """Wait until the newest snapshot is on disk, or is known not to be."""
+        """Wait until the newest snapshot is on disk or has failed."""
         if self._outcome is not None and not self._outcome.done():
             self._board.enter("saving", f"writing round {self.tried_round} to disk")
             await asyncio.wait([self._outcome])
@@ -137,7 +136,7 @@ class Saving:
         self.tried_round, self.tried_evaluation = counters.round, counters.evaluated_round
 
     async def _tell(self, round: int, written: Future[str]) -> None:
-        """Ends as cancelled, saying nothing, when a newer snapshot took this one's place."""
+        """Reports the outcome. Ends as cancelled, without a report, if a newer snapshot replaced this one."""
         try:
             # A cancelled task must not cancel the writing.
             await asyncio.shield(asyncio.wrap_future(written))
@@ -163,24 +162,24 @@ class CheckpointWriter(Generic[Content]):
         self._newest: tuple[Future[str], list[Content]] | None = None
 
     def submit(self, snapshot: Content) -> Future[str]:
-        """Write this one when the one before is done. To be called by one thread at a time.
+        """Write this snapshot once the previous one is done. Only one thread at a time may call this.
 
-        The result is the name of the checkpoint once it is on disk, or the error of `write`; cancelled means
-        that a newer snapshot was there before this one's turn came.
+        The result is the name of the checkpoint once it is on disk, or the error of `write`. Cancelled: a
+        newer snapshot replaced this one before its turn.
         """
         if self._newest is not None:
             future, held = self._newest
             if future.cancel():
-                # The executor keeps what it was given until it comes to it: let go of the tensors now.
+                # The executor keeps its arguments until it reaches them: release the tensors now.
                 held.clear()
         held = [snapshot]
-        # With the context of the caller: log lines say which policy they are about.
+        # In the context of the caller: log lines say which policy they are about.
         future = self._thread.submit(copy_context().run, self._write_held, held)
         self._newest = future, held
         return future
 
     def close(self) -> None:
-        """Wait until everything is written. Nothing is submitted after it."""
+        """Wait until everything is written. Submit nothing afterwards."""
         self._thread.shutdown()
 
     def _write_held(self, held: list[Content]) -> str:

@@ -1,8 +1,8 @@
-"""The layers a setting may come from, later ones winning.
+"""The layers that a setting may come from; later ones take precedence.
 
 defaults < preset < user file < --config < SWARMNODE_SECTION__KEY < --set < flags -> [config_layers] -> Config
 
-`load_config` merges the layers, refuses unknown keys (naming the closest one) and remembers where each value
+`load_config` merges the layers, rejects unknown keys (naming the closest one) and records where each value
 came from, so that `swarmnode config show` can say so.
 """
 
@@ -26,16 +26,16 @@ ENV_PREFIX = "SWARMNODE_"
 NOT_SETTINGS = frozenset(
     {"SWARMNODE_HOME", "SWARMNODE_SERVE_KEY", "SWARMNODE_WATCH_PASSWORD", "SWARMNODE_VLLM_STARTED_BY"}
 )
-"""Environment variables with our prefix that are no settings."""
+"""Environment variables with our prefix that are not settings."""
 
 
 _NAMES = (*KEYS, *(f"tasks.judge.{name}" for name in JudgeConfig.model_fields))
-"""Names that an unknown one may stand for."""
+"""Names that may be suggested for an unknown one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigLayer:
-    """Values of one origin, flat: `section.key` -> value."""
+    """Values from one origin, flat: `section.key` -> value."""
 
     origin: str
     values: Mapping[str, Any]
@@ -70,10 +70,10 @@ def load_config(
     flags: Mapping[str, Any] | None = None,
     flags_from: str = "command line",
 ) -> LoadedConfig:
-    """Merges all layers. `flags` are command-line flags that stand for a key (`--seed`), or a script's
-    settings, where a section may be a dictionary of its own; they win over all others.
+    """Merges all layers. `flags`: command-line flags that stand for a key (`--seed`), or a script's settings,
+    in which a section may be a nested dictionary; they take precedence over all others.
 
-    Raises ConfigError naming the layer, the key and, for an unknown key, the closest known one.
+    Raises ConfigError, which names the layer, the key and, for an unknown key, the closest known one.
     """
     layers: list[ConfigLayer] = []
     if preset is not None:
@@ -89,8 +89,8 @@ def load_config(
 
 
 def merge_layers(layers: Iterable[ConfigLayer]) -> LoadedConfig:
-    """Merges layers; later ones win, in a table entry by entry. Every key of every layer must exist, even an
-    overridden one."""
+    """Merges layers; later ones take precedence, within a table entry by entry. Every key of every layer must
+    exist, even an overridden one."""
     origins = dict.fromkeys(KEYS, "default")
     tree: dict[str, dict[str, Any]] = {}
     for layer in layers:
@@ -120,7 +120,7 @@ def load_settings(
     flags: Mapping[str, Any] | None = None,
     flags_from: str = "command line",
 ) -> Settings:
-    """Merges all layers. The tiny policy brings its preset along unless another one was named."""
+    """Merges all layers. The tiny policy uses its own preset unless another one is named."""
     paths = resolve_paths(home)
     given = {key: value for key, value in (flags or {}).items() if value is not None}
 
@@ -199,8 +199,8 @@ def _split_assignment(text: str) -> tuple[str, Any]:
 
 
 def _parse_value(key: str, text: str) -> Any:
-    """Returns the TOML value of a text (3, true, ["a"]); the text itself if it has none, or one that is no
-    text for a setting that is."""
+    """Returns a text as a TOML value (3, true, ["a"]). Returns the text itself if it is not TOML, or if the
+    setting takes text and the value is something else."""
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -210,7 +210,7 @@ def _parse_value(key: str, text: str) -> Any:
 
 
 def _kind_of(key: str) -> Any:
-    """Returns the type of a setting or of an entry of its table. None: there is no such setting."""
+    """Returns the type of a setting, or of an entry of its table. None: there is no such setting."""
     kind: Any = Config
     for name in key.split("."):
         fields = kind.model_fields if isinstance(kind, type) and issubclass(kind, Section) else {}
@@ -223,8 +223,8 @@ def _unknown(key: str, origin: str) -> ConfigError:
 
 
 def _closest(key: str) -> str:
-    """Returns advice for an unknown key, the nearest known one: a slip of one letter, another trainer's name,
-    the name in another section, then the nearest by whole name and by last part."""
+    """Returns advice for an unknown key: the nearest known one. It tries a slip of one letter, another
+    trainer's name, the name in another section, then the nearest by whole name and by last part."""
     tail = key.rpartition(".")[2]
     slips = difflib.get_close_matches(key, _NAMES, n=1, cutoff=0.94)
     theirs = next((advice for one in other_names() if (advice := one.advice(tail))), None)

@@ -1,4 +1,4 @@
-"""Names that people bring along: what another trainer calls something.
+"""Names from other trainers, which people may use for our settings and arguments.
 
 registry.py -> [other_names] -> config_layers.py (advice for an unknown name), settings_page.py
 """
@@ -16,16 +16,16 @@ class OtherNames:
 
     trainer: str
     settings: Mapping[str, tuple[str, str]]
-    """Our setting by their name, with remarks."""
+    """Our setting for each of their names, with a remark."""
     without: Mapping[str, str]
-    """Remarks by their name, for options without a setting here."""
+    """A remark for each of their options without a setting here."""
     arguments: Mapping[str, str]
-    """Equivalents in sn.Node, by argument of their trainer or of its config."""
+    """The equivalent in sn.Node for each argument of their trainer or its config."""
     page: str
-    """Text before the table of these settings on the page of all settings."""
+    """Text before the table of these names on the page of all settings."""
 
     def advice(self, name: str) -> str | None:
-        """Returns advice for one of their names. None: it is none."""
+        """Returns advice for one of their names, or None for any other name."""
         if name in self.settings:
             ours, note = self.settings[name]
             return f"Did you mean {ours!r}?" + (f" ({note})" if note else "")
@@ -34,7 +34,7 @@ class OtherNames:
         return self.advice_for_argument(name)
 
     def advice_for_argument(self, name: str) -> str | None:
-        """Returns advice for an argument of their trainer. None: it is none."""
+        """Returns advice for an argument of their trainer, or None for any other name."""
         return (
             f"in swarmnode, {self.trainer}'s {name} is {self.arguments[name]}"
             if name in self.arguments
@@ -44,6 +44,6 @@ class OtherNames:
 
 @cache
 def other_names() -> Sequence[OtherNames]:
-    """Returns the names of the trainers that are known. They are advice: what cannot be imported is left
+    """Returns the names of all known trainers. They only serve advice: any that cannot be imported are left
     out, with a warning."""
     return [*importable("names")]

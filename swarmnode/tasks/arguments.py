@@ -1,4 +1,4 @@
-"""Arguments that a function of the user takes."""
+"""Arguments that a user's function takes."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -6,11 +6,11 @@ from functools import lru_cache
 from typing import Any
 
 FUNCTIONS_KNOWN = 256
-"""Functions whose parameters are kept: a reward is called for every group, and to look costs as much."""
+"""Functions whose parameters are cached: a reward runs for every group, and inspecting it costs as much."""
 
 
 def accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments that a function of the user takes by name.
+    """Returns the arguments that a user's function takes by name.
 
     >>> accepted(lambda answer: answer, {"answer": "4", "index": 7})
     {'answer': '4'}
@@ -29,15 +29,15 @@ def accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str
 
 
 def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Returns the parameters of a function of the user by name. Raises TypeError and ValueError where nothing
-    is known of them.
+    """Returns the parameters of a user's function by name. Raises TypeError or ValueError if they are
+    unknown.
 
     >>> list(parameters_of(lambda answer, index=0: answer))
     ['answer', 'index']
     """
     try:
         return _known_parameters(function)
-    except TypeError:  # It cannot be a key, or has no parameters that one could know.
+    except TypeError:  # It is not hashable, or has no known parameters.
         return inspect.signature(function).parameters
 
 

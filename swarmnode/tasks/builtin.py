@@ -1,11 +1,11 @@
-"""Eight small procedural tasks, endless and without a download: what a fresh machine trains on.
+"""Eight small procedural tasks, endless and without a download: a fresh machine trains on them.
 
 [rev sort next bitop pop max bin gcd] -> draw_train -> rollout -> the answer and nothing else
 
 Every prompt reads `<task> <query>=`; every answer has at most nine characters, short enough for the tiny
-policy (`extensions/demonstration/tiny.py`). An example depends on nothing but the task's name and version,
-the seed and the index: the draw comes from BLAKE2b and not from `random`, whose `randint` and `choice` may
-differ between Python versions, so two nodes draw the same example on any platform, now and in ten years.
+policy (`extensions/demonstration/tiny.py`). An example depends only on the task's name and version, the seed
+and the index. Draws come from BLAKE2b rather than `random`, whose `randint` and `choice` may differ between
+Python versions, so two nodes draw the same example on any platform, now and in ten years.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from swarmnode.registry import find, names
 from swarmnode.types import Example, ExampleKey
 
 VERSION = "1"
-"""Change it with any draw below: nodes exchange rollouts only when versions agree."""
+"""Change it with any draw below: nodes exchange rollouts only if their versions agree."""
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 _DIGITS = "0123456789"
@@ -36,8 +36,7 @@ class StableRandom:
         self._words = _words(name)
 
     def between(self, low: int, high: int) -> int:
-        """Returns a whole number from `low` to `high`, both included. Off uniform by less than one part in
-        2**40."""
+        """Returns an integer from `low` to `high`, both included. The bias is less than one part in 2**40."""
         return low + next(self._words) % (high - low + 1)
 
     def text(self, alphabet: str, shortest: int, longest: int) -> str:
@@ -58,11 +57,11 @@ Columns = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class BuiltinTask:
-    """A task whose code is ours and ends: it stays in the node's process."""
+    """A task whose code is ours and always returns, so it stays in the node's process."""
 
     name: str
     pose: Callable[[StableRandom], tuple[str, Columns]]
-    """Makes a prompt and its columns of random numbers."""
+    """Makes a prompt and its columns from random numbers."""
     is_right: Callable[[str, Columns], bool]
     version: str = VERSION
 
@@ -82,7 +81,7 @@ Question = tuple[str, str]
 
 
 def _asking(name: str, ask: Callable[[StableRandom], Question]) -> BuiltinTask:
-    """Returns the task of these questions, where the answer, white space around it aside, is right."""
+    """Returns the task of these questions; the answer is right, also with white space around it."""
 
     def pose(random: StableRandom) -> tuple[str, Columns]:
         query, answer = ask(random)
@@ -129,7 +128,7 @@ def _octal_to_binary(random: StableRandom) -> Question:
 
 
 def _greatest_common_divisor(random: StableRandom) -> Question:
-    # Numbers with a common factor on purpose: of two plain random numbers, the answer is 1 in 61 % of cases.
+    # Numbers with a common factor on purpose: for two plain random numbers, the answer is 1 in 61 % of cases.
     factor = random.between(1, 9)
     left, right = factor * random.between(1, 6), factor * random.between(1, 6)
     return f"{left},{right}", str(math.gcd(left, right))
@@ -154,11 +153,11 @@ _EIGHT = {task.name: task for task in BUILTIN_TASKS}
 
 
 def builtin_names() -> tuple[str, ...]:
-    """Returns the names of all tasks that need nothing else: these eight, and those that others register."""
+    """Returns the names of all tasks that need nothing else: these eight, and registered ones."""
     return tuple(dict.fromkeys((*_EIGHT, *names("builtin"))))
 
 
 def builtin_task(name: str) -> BuiltinTask | None:
-    """Imports the task of this name, which for one of these eight is always ours. None: there is none.
-    Raises ConfigError where it cannot be imported."""
+    """Returns the task of this name, imported if needed; these eight are always ours. None: there is none.
+    Raises ConfigError if it cannot be imported."""
     return _EIGHT.get(name) or (find("builtin", name) if name in names("builtin") else None)

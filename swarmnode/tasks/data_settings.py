@@ -1,4 +1,4 @@
-"""Settings about data sets, as options of the tasks' names, so that a checkpoint finds them again.
+"""Puts settings about data sets into the tasks' names as options, so that a checkpoint finds them again.
 
 TasksConfig -> [specs_of] -> names with options -> loader.py
 """
@@ -20,8 +20,8 @@ ABOUT_DATA: Mapping[str, str] = {
 
 
 def specs_of(config: TasksConfig) -> tuple[str, ...]:
-    """Returns the tasks' names with what the settings say of them. Raises TaskError for a setting that is
-    about none of these tasks.
+    """Returns the tasks' names with the options that the settings add. Raises TaskError for a setting that
+    applies to none of these tasks.
 
     >>> specs_of(TasksConfig(names=("rev", "q.jsonl"), reward=("numeric_match",)))
     ('rev', 'q.jsonl?reward=numeric_match')

@@ -1,4 +1,4 @@
-"""Digests of functions: they tell one judge from another, and the versions of tasks are made of them."""
+"""Digests of functions: they tell judges apart, and versions of tasks are made from them."""
 
 import hashlib
 import inspect
@@ -19,8 +19,8 @@ Function = Callable[..., Any]
 
 def judged_version(version: str, rewards: Mapping[str, Function]) -> str:
     """Returns the version of a task's examples with these judges. It does not depend on where the judges were
-    named, nor on their order; another weight gives another version. A judge that states its
-    `identity` (judging/rewards.py) is believed."""
+    named, nor on their order; another weight gives another version. A judge that states its `identity`
+    (judging/rewards.py) is believed."""
     texts = [(_identity_of(reward), weight_of(name)) for name, reward in rewards.items()]
     return digest_of_texts(
         [version, *sorted(text if weight == 1 else f"{weight!r} {text}" for text, weight in texts)]
@@ -43,7 +43,7 @@ def _identity_of(reward: Function) -> str:
 
 def source_of(function: Function) -> str:
     """Returns a text that identifies a function's behaviour: its source, the source of the names that it uses
-    of its module, and the values that it closes over. Without a source its byte code is taken, which differs
+    from its module, and the values that it closes over. Without a source its byte code is used, which differs
     between versions of Python.
 
     >>> source_of(source_of) == source_of(digest_of_texts)
@@ -64,13 +64,13 @@ def source_of(function: Function) -> str:
             found[id(value)] = _own_source(value)
             waiting += _used(value)
         elif (text := _plain(value)) is not None:
-            found[-1 - len(found)] = text  # Equal values are one object, and each counts where it stands.
+            found[-1 - len(found)] = text  # Equal values are one object, and each counts at its place.
     return "\n".join(found.values())
 
 
 def sources_beside(module: ModuleType) -> list[str]:
-    """Returns the texts of the modules that lie beside this one and that it uses, and of those that they use
-    in turn, in the order of their names."""
+    """Returns the texts of the modules beside this one that it uses, directly or through each other, in the
+    order of their names."""
     found: dict[str, ModuleType] = {}
     waiting = [module]
     while waiting:
@@ -90,8 +90,8 @@ def _module_of(value: object) -> ModuleType | None:
 
 
 _NEVER_BESIDE = frozenset({"swarmnode", "rewards", *sys.stdlib_module_names})
-"""Packages that never count as files beside a task: ours, even in a clone, and Python's. Every node has
-them."""
+"""Packages that never count as files beside a task, because every node has them: ours, even in a clone, and
+Python's."""
 
 
 def _lies_beside(used: ModuleType, home: ModuleType) -> bool:
@@ -107,8 +107,8 @@ def _lies_beside(used: ModuleType, home: ModuleType) -> bool:
 
 
 def _carried(function: Function) -> Iterator[Any]:
-    """Yields the function inside all wrappers and the values that it carries: the arguments of a partial, the
-    attributes of a callable object or of a method's object."""
+    """Yields the function inside all wrappers and the values that it carries: the arguments of a partial, and
+    the attributes of a callable object or of a method's object."""
     inner: Any = inspect.unwrap(function)
     if isinstance(inner, partial):
         bound = cast(partial[Any], inner)
@@ -126,7 +126,7 @@ def _carried(function: Function) -> Iterator[Any]:
 
 
 def _attributes(value: object) -> Iterator[Any]:
-    """Yields names and values of a user's object. Objects of ours state their identity themselves."""
+    """Yields names and values of a user's object. Our own objects state their identity themselves."""
     if not type(value).__module__.startswith("swarmnode."):
         yield from (part for pair in sorted(getattr(value, "__dict__", {}).items()) for part in pair)
 
@@ -151,13 +151,13 @@ def _own_source(value: Any) -> str:
 
 
 _OF_EVERY_MODULE = frozenset({*vars(ModuleType("")), "__file__", "__cached__", "__path__"})
-"""Names that a module has by itself, among them where it lies, which differs between machines. A function's
-names do not tell `__file__` from `other_module.__file__`."""
+"""Names that every module has, such as its location, which differs between machines. A function's names do
+not distinguish `__file__` from `other_module.__file__`."""
 
 
 def _used(value: Any) -> Iterator[Any]:
-    """Yields the objects of its module that a function or a class's methods use, and the values that they
-    close over."""
+    """Yields the objects of its module that a function, or the methods of a class, use, and the values that
+    they close over."""
     functions = filter(inspect.isfunction, vars(value).values()) if inspect.isclass(value) else [value]
     for function in map(inspect.unwrap, functions):
         if not inspect.isfunction(function):

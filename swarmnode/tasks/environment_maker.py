@@ -1,4 +1,4 @@
-"""The seam of environments: functions and classes of the user, made into tasks that answer back.
+"""The seam of environments: turns functions and classes of the user into tasks that answer back.
 
 loader.py, script_objects.py -> tools, environment -> [environments] -> registry.py -> task.Environment
 
@@ -18,7 +18,7 @@ from swarmnode.types import Example
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentMaker:
-    """The functions that an extension makes tasks of tools and environments with."""
+    """The functions of an extension that make tasks from tools and environments."""
 
     around: Callable[..., Task]
     """Called with a FileTask, tools, an environment, further settings of the file and `own`, the user's
@@ -30,12 +30,12 @@ class EnvironmentMaker:
 
 
 def environments() -> EnvironmentMaker:
-    """Returns what makes environments here. Raises ConfigError if no extension does."""
+    """Returns the maker of environments. Raises ConfigError if no extension provides one."""
     return find("environment", "turns")
 
 
 def listed(tools: object) -> Sequence[object]:
-    """Returns the tools of a file or a script. Raises TaskError if they are no list."""
+    """Returns the tools of a file or a script. Raises TaskError if they are not a list."""
     if not isinstance(tools, list | tuple):
         raise TaskError(
             f"tools must be a list, got {tools!r:.80}",

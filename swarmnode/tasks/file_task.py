@@ -23,11 +23,11 @@ Draw = Callable[[int], Iterable[Any]]
 with a "prompt"."""
 
 FIRST_DRAW = 16
-"""Examples drawn at once, enough for a round's share of a task or for a stranger's key of it."""
+"""Examples drawn at once, enough for a round's share of a task or for the example that a stranger names."""
 
 DRAW_GROWTH = 4
-"""Growth of a draw that was too short: so many times more are drawn, all over again, which is a third more
-work for a whole seed."""
+"""Growth of a draw that was too short: this many times more are drawn, again from the start, which for a
+whole seed is a third more work."""
 
 
 def require_seed(draw: object, told_as: object) -> None:
@@ -46,7 +46,7 @@ def require_seed(draw: object, told_as: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FileTask:
-    """A task that lives in a Python file of the user. Two files with one name but other text never exchange:
+    """A task in a Python file of the user. Two files with the same name but different text never exchange:
     the version is a digest of the source."""
 
     name: str
@@ -57,7 +57,7 @@ class FileTask:
     rewards: Mapping[str, Reward]
     may_leave: bool = True
     evaluated: frozenset[Prompt] = frozenset()
-    """Questions of its own evaluation set, which `draw` gives for EVALUATION_SEED."""
+    """Questions of its own evaluation set, which `draw` yields for EVALUATION_SEED."""
 
     @property
     def evaluation_size(self) -> int:
@@ -74,8 +74,8 @@ class FileTask:
         return judge_groups(self.rewards)
 
     def examples(self, seed: int) -> Iterator[Example]:
-        """Yields the file's own examples. May be read slowly, and alongside other draws. Raises TaskError if
-        the file fails or yields something else."""
+        """Yields the file's own examples. It may be read slowly, and alongside other draws. Raises TaskError
+        if the file fails or yields something else."""
         index = 0
         for row in self._rows(seed):
             example = read_row(row, ExampleKey(self.name, self.version, seed, index), self.path)
@@ -89,8 +89,8 @@ class FileTask:
             return score_with(self.rewards, example, completions, held_out=holds_out(self, example))
 
     def _rows(self, seed: int) -> Iterator[Any]:
-        # A generator of the file is never left waiting between two rows: what it draws from (the global
-        # `random`, say) would be used by others meanwhile. More rows are a new draw from the start.
+        # A generator of the file never waits between two rows: others would use its source of numbers (such
+        # as the global `random`) meanwhile. More rows are drawn again from the start.
         known, count = 0, FIRST_DRAW
         while True:
             rows, failure = self._draw_at_once(seed, count)

@@ -1,4 +1,4 @@
-"""Asking the hub of models and data sets, once and with a deadline, before its client begins to retry.
+"""Asks the hub of models and data sets once, with a deadline, before its client begins to retry.
 
 hub_datasets.py, model/model_hub.py -> [trouble_with_hub]
 """
@@ -8,8 +8,8 @@ from concurrent.futures import TimeoutError as NotDone
 from swarmnode.tasks.deadlines.daemon_threads import in_daemon_thread
 
 PATIENCE_S = 4.0
-"""Seconds for name, connection, encryption and one answer without content: a fraction of a second on most
-nets."""
+"""Seconds for DNS, connection, encryption and one answer without content, which take a fraction of a second
+on most networks."""
 
 
 def trouble_with_hub(repo: str, file: str, *, repo_type: str | None = None) -> str | None:
@@ -20,7 +20,7 @@ def trouble_with_hub(repo: str, file: str, *, repo_type: str | None = None) -> s
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     url = hf_hub_url(repo, file, repo_type=repo_type)
-    # In a thread: looking a name up heeds no deadline.
+    # In a thread: a DNS lookup ignores deadlines.
     asked = in_daemon_thread(lambda: get_session().head(url, timeout=PATIENCE_S))
     try:
         error = asked.exception(PATIENCE_S)

@@ -1,4 +1,4 @@
-"""Tasks are loaded by the name a user types: one of ours, or ten lines of Python in a file.
+"""Loads tasks by the name a user types: one of ours, or ten lines of Python in a file.
 
 "rev" | "builtin" | "path/to/my_task.py" -> [load_tasks] -> draw_round
 
@@ -15,22 +15,21 @@ A task file has at most three functions, the last two optional:
         return "questions.jsonl of 2025-01-07"
 
 `examples` yields a (prompt, answer) pair, a dictionary with "prompt" and any other columns, or a bare prompt.
-A prompt is a text or, as [{"role": "system", "content": "..."}, {"role": "user", "content": "..."}], messages
-that end with one of the user. Then rewards get messages too.
-Further functions named `reward_...` add to the reward; a list such as `reward_weights = [1, 0.5]` says how
-much each counts, in the order of the file. The task is called after the file.
+A prompt is a text or a list of messages that ends with one of the user, such as
+[{"role": "system", "content": "..."}, {"role": "user", "content": "..."}]. Then rewards get messages too.
+Further functions named `reward_...` add to the reward; a list such as `reward_weights = [1, 0.5]` sets their
+weights, in the order of the file. The task is named after the file.
 
 `exchangeable = False` in a file keeps its rollouts at home: no other node could draw its examples again.
-
 With `tools = [function, ...]` or `environment = Class` a file is an environment (environment_maker.py), which
 stays at home unless it says `exchangeable = True`.
 
-A file need not care for threads, nor for other files. Whoever writes a task thinks of one thread, and rightly
-so: `random.seed(seed)`, a parser kept at the top of the file, a connection. A file has processes of its own,
-each with one thread that asks it (isolated_task.py). The functions of a script run in the node, which draws
-and scores its own rollouts while it judges those of others: there one thread at a time runs their code. Here
-as there every draw runs from its beginning to its end before anything else does: even a draw from
-`random.seed(seed)` is the same on every node.
+A file need not care about threads or other files. Its author may assume a single thread: `random.seed(seed)`,
+a parser at the top of the file, a connection. Each file has processes of its own, in each of which one thread
+calls it (isolated_task.py). The functions of a script run in the node, which draws and scores its own
+rollouts while it judges those of others: there one thread at a time runs their code. In both cases every draw
+runs from beginning to end before anything else does, so even a draw from `random.seed(seed)` is the same on
+every node.
 """
 
 import difflib
@@ -66,8 +65,8 @@ TASK_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 def load_tasks(
     specs: Iterable[str], load: Callable[[str], Task] = lambda spec: load_task(spec)
 ) -> tuple[Task, ...]:
-    """Loads several tasks, `builtin` standing for all eight of ours. Raises TaskError when two share a name.
-    `load`: loads each one; by default into this process, in a node into others (isolated_task.py).
+    """Loads several tasks, where `builtin` stands for all eight of ours. Raises TaskError if two share a
+    name. `load`: loads each one; by default into this process, in a node into others (isolated_task.py).
 
     >>> [task.name for task in load_tasks(["rev", "sort"])]
     ['rev', 'sort']
@@ -84,8 +83,8 @@ def load_tasks(
 
 
 def load_task(spec: str, text: str | None = None) -> Task:
-    """Loads one task: a built-in one, a Python file (`text`: as it was when it was first read), or the object
-    of an import path.
+    """Loads one task: a built-in one, a Python file (`text`: its content when it was first read), or the
+    object at an import path.
 
     >>> load_task("rev").version
     '1'
@@ -105,8 +104,8 @@ def load_task(spec: str, text: str | None = None) -> Task:
 
 
 def spec_of(task: Task) -> str | None:
-    """Returns the spec by which `load_task` finds this task again from anywhere on this machine. None: it
-    came from no file."""
+    """Returns the spec by which `load_task` finds this task again from any folder of this machine. None: it
+    did not come from a file."""
     if isinstance(task, Isolated):
         return task.spec
     return task.name if isinstance(task, BuiltinTask) else None
@@ -144,7 +143,7 @@ def _load_import(asked: TaskSpec) -> Task:
 
 
 def _named(task: Task) -> Task:
-    """Returns the task if its name can travel. Raises TaskError otherwise."""
+    """Returns the task if its name is valid in headers and metrics, else raises TaskError."""
     if not TASK_NAME.fullmatch(task.name):
         raise TaskError(f"invalid task name {task.name!r}", hint="use letters, digits, dots, - and _")
     return task
@@ -158,7 +157,7 @@ def _load_file(path: Path, text: str | None) -> Task:
 def _task_of(
     module: ModuleType, name: str, digest: str, path: Path, draw: object, environment: object = None
 ) -> Task:
-    """Returns the task that a module describes: an environment if it has tools or names one."""
+    """Returns the task that a module describes: an environment if it has tools or names an environment."""
     named = (_assigned(module, name) for name in ("environment", "environment_factory"))
     environment = environment or next((one for one in named if one is not None), None)
     given = _assigned(module, "tools")
@@ -177,7 +176,7 @@ def _task_of(
 
 
 def _assigned(module: ModuleType, name: str) -> object:
-    """Returns the value of a name in a file. None: it is not set, or is an imported module."""
+    """Returns the value of a name in a file, or None if it is unset or an imported module."""
     found: object = vars(module).get(name)
     return None if isinstance(found, ModuleType) else found
 
@@ -198,7 +197,7 @@ def _own_rewards(module: ModuleType) -> dict[str, Reward]:
 
 
 def _version(module: ModuleType, digest: str, path: Path) -> str:
-    """Returns the digest of the source, mixed with that of the files that it imports from beside it and with
+    """Returns the digest of the source, combined with that of the files beside it that it imports and with
     the value of its own `version()`."""
     if beside := sources_beside(module):
         digest = digest_of_texts([digest, *beside])

@@ -1,4 +1,4 @@
-"""Rows of user tasks made into examples: pairs, dictionaries, prompts."""
+"""Turns rows of user tasks into examples: pairs, dictionaries, prompts."""
 
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ def read_row(row: Any, key: ExampleKey, origin: object) -> Example:
 
 
 def columns_of(row: Any, origin: object) -> dict[str, Any]:
-    """Returns a row as columns: a pair is a prompt and its answer, a text a prompt. Raises TaskError."""
+    """Returns a row as columns: a pair is a prompt and its answer, a text is a prompt. Raises TaskError."""
     match row:
         case str():
             return {"prompt": row}
@@ -33,7 +33,7 @@ def columns_of(row: Any, origin: object) -> dict[str, Any]:
 
 
 def user_prompt(prompt: Any, origin: object) -> Prompt:
-    """Returns what a user gave as a prompt: a text, or messages. Raises TaskError."""
+    """Returns a user's prompt: a text, or messages. Raises TaskError."""
     asked = prompt if isinstance(prompt, str) else prompt_of(_messages(prompt, origin))
     if not asked:
         raise TaskError(
@@ -49,7 +49,7 @@ def user_prompt(prompt: Any, origin: object) -> Prompt:
 
 
 def _messages(prompt: Any, origin: object) -> list[Message]:
-    """Returns messages as in TRL's data sets. The last one is the user's and will be answered."""
+    """Returns messages in the format of TRL's data sets. The last one is the user's and will be answered."""
     if not isinstance(prompt, list) or not prompt:
         raise TaskError(
             f"{origin}: invalid prompt {prompt!r:.80}",
@@ -89,6 +89,6 @@ def _text_part(part: Any, origin: object) -> str:
 
 
 def _said(item: Any) -> dict[Any, Any]:
-    """Returns the entries that somebody filled in: tables have every key in every row."""
+    """Returns the entries that are filled in: tables have every key in every row."""
     items = cast(dict[Any, Any], item).items() if isinstance(item, dict) else ()
     return {key: value for key, value in items if value is not None}

@@ -1,8 +1,8 @@
-"""Python files of the user, run as modules: the one place where a task's code enters the process.
+"""Python files of the user, run as modules: the only place where a task's code enters the process.
 
 path -> [load_source] -> module -> loader.py, rewards.py, imported.py
 
-Only local files that the user named are run; nothing that came over the wire ever reaches it.
+Only local files that the user named are run; nothing from the wire ever reaches this module.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from swarmnode.errors import SwarmnodeError, TaskError, where
 T = TypeVar("T")
 
 _MAX_SOURCE_BYTES = 1 << 20
-"""Largest task file in bytes: nobody writes one of a megabyte, but somebody may well point at a data set."""
+"""Largest task file in bytes: nobody writes a megabyte of code, but a user may name a data set by mistake."""
 
 
 _MOST_TRACEBACK_CHARS = 8000
@@ -29,7 +29,7 @@ _MOST_TRACEBACK_CHARS = 8000
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A file that has been run, and the digest of exactly the text that was run."""
+    """A file that was run, and the digest of exactly that text."""
 
     path: Path
     digest: str
@@ -39,8 +39,8 @@ class Source:
 def load_source(path: Path, text: str | None = None) -> Source:
     """Runs a Python file and returns its module. Raises TaskError naming file and line.
 
-    It may import files beside it, wherever the node was started; installed packages come first, so that no
-    file of the folder takes the place of a library.
+    It may import files beside it, wherever the node was started. Installed packages come first, so that no
+    file in the folder replaces a library.
 
     `text`: the file's text, if it was read before.
     """
@@ -55,7 +55,7 @@ def read_source(path: Path) -> str:
     try:
         if path.stat().st_size > _MAX_SOURCE_BYTES:
             raise TaskError(f"{path} is larger than {_MAX_SOURCE_BYTES} bytes", hint="is it a Python file?")
-        # Universal newlines: a checkout on Windows must have the digest of one on Linux.
+        # Universal newlines: a checkout on Windows must have the same digest as one on Linux.
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise TaskError(f"cannot read {path}: {error.strerror}", hint="check the path") from error
@@ -66,7 +66,7 @@ def read_source(path: Path) -> str:
 def _run(path: Path, text: str, digest: str) -> ModuleType:
     module = ModuleType(f"_swarmnode_{path.stem}_{digest}")
     module.__file__ = str(path)
-    # dataclasses and typing look a class's module up by name while the class is being made.
+    # dataclasses and typing look up a class's module by name while the class is being made.
     sys.modules[module.__name__] = module
     linecache.checkcache(str(path))
     if str(path.parent) not in sys.path:
@@ -81,8 +81,8 @@ def _run(path: Path, text: str, digest: str) -> ModuleType:
 
 
 def of_theirs(what: str, call: Callable[[], T], hint: str = "") -> T:
-    """Returns what code of the user returns. Raises TaskError for whatever it raises, with the place of it
-    behind `hint`, and an error of ours or a MemoryError as it is. `what`: begins the message."""
+    """Returns the result of a user's code. Raises TaskError for any error of it, with its place after `hint`;
+    our own errors and MemoryError pass through. `what`: begins the message."""
     try:
         return call()
     except (SwarmnodeError, MemoryError):
@@ -93,7 +93,7 @@ def of_theirs(what: str, call: Callable[[], T], hint: str = "") -> T:
 
 
 def traceback_of(error: BaseException) -> str:
-    """Returns the traceback of an error from the first line of the user's code on, of bounded length."""
+    """Returns the traceback of an error from the first line of the user's code on, shortened if too long."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = (str(Path(__file__).parents[1]), "<frozen")
     first = next((at for at, frame in enumerate(frames) if not frame.filename.startswith(ours)), len(frames))

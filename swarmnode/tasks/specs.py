@@ -16,7 +16,7 @@ DATA_SUFFIXES = (".jsonl", ".csv", ".parquet")
 """Files with these endings are data sets."""
 
 JUDGED_ELSEWHERE = ("",)
-"""Value of the option `reward` for a data set without a judge: whoever sets it brings a judge."""
+"""Value of the option `reward` for a data set without a judge; the code that sets it provides one."""
 
 
 class TaskKind(StrEnum):
@@ -33,17 +33,17 @@ OWN_KINDS = (TaskKind.BUILTIN, TaskKind.FILE, TaskKind.IMPORT)
 """Kinds that the loader knows by itself. All others are sources of task_source.py."""
 
 WITHOUT_PREFIX = (*OWN_KINDS, TaskKind.DATA)
-"""All others stand before a colon."""
+"""Kinds without a prefix. All others stand before a colon."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """A task's name as it was typed, taken apart."""
+    """A task's name as it was typed, parsed."""
 
     kind: str
     """A TaskKind, or one that an extension or an installed package registers."""
     name: str
-    """The spec without its options, and without the prefix where there is one."""
+    """The spec without its options and its prefix, if any."""
     options: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
     def __str__(self) -> str:
@@ -63,15 +63,16 @@ class TaskSpec:
         return self.name.rpartition(":")[0] if ".py:" in self.name else self.name
 
     def one(self, key: str) -> str | None:
-        """Returns the value of an option that may be given once. Raises TaskError for more."""
+        """Returns the value of an option that may be given once. Raises TaskError if it is given more
+        often."""
         values = self.options.get(key, ())
         if len(values) > 1:
             raise TaskError(f"{self} has {key} {len(values)} times", hint="pass it once")
         return values[0] if values else None
 
     def flag(self, key: str) -> bool:
-        """Returns an option that is true or false; false where it is not given. Raises TaskError for anything
-        else."""
+        """Returns an option that is true or false; false if it is not given. Raises TaskError for any other
+        value."""
         value = self.one(key) or "false"
         if value not in ("true", "false"):
             raise TaskError(f"{self}: {key} is {value!r}", hint="write true or false")
@@ -85,7 +86,7 @@ class TaskSpec:
 
 
 def parse_spec(spec: str) -> TaskSpec:
-    """Takes a spec apart. Only looks at the disk to tell a folder from a mistyped name.
+    """Parses a spec. Looks at the disk only to tell a folder from a mistyped name.
 
     >>> parse_spec("data/gsm8k.jsonl?reward=numeric_match").options
     {'reward': ('numeric_match',)}
@@ -103,14 +104,14 @@ def parse_spec(spec: str) -> TaskSpec:
         return TaskSpec(TaskKind.DATA, name, options)
     if IMPORT_PATH.fullmatch(name) or ".py:" in name:
         return TaskSpec(TaskKind.IMPORT, name, options)
-    # A folder that is called like a task of ours is written ./NAME.
+    # A folder with the name of a built-in task is written ./NAME.
     if "/" in name or (os.path.isdir(name) and not _is_ours(name)):
         return TaskSpec(TaskKind.DATA, name, options)
     return TaskSpec(TaskKind.BUILTIN, spec)
 
 
 def names_a_task(text: str) -> bool:
-    """Returns True if a text, which may be a prompt, is the name of a task that there is.
+    """Returns True if a text, which may be a prompt, is the name of an existing task.
 
     >>> names_a_task("rev"), names_a_task("a.b:c"), names_a_task("gone.jsonl"), names_a_task("1/2 + 1/2 =")
     (True, True, False, False)
@@ -133,7 +134,7 @@ def _is_ours(name: str) -> bool:
 
 
 def absolute(spec: TaskSpec) -> TaskSpec:
-    """Returns a spec that means the same in any folder. Import paths of packages stay as they are."""
+    """Returns a spec with the same meaning in any folder. Import paths of packages stay as they are."""
     match spec.kind:
         case TaskKind.FILE | TaskKind.DATA:
             name = str(Path(spec.name).expanduser().absolute())
@@ -151,8 +152,8 @@ def absolute(spec: TaskSpec) -> TaskSpec:
 
 
 def absolute_reward(reward: str) -> str:
-    """Returns the name of a reward that means the same in any folder; `verl:` and the like may stand before a
-    file.
+    """Returns the name of a reward with the same meaning in any folder; a prefix such as `verl:` may precede
+    a file.
 
     >>> absolute_reward("numeric_match"), absolute_reward("verl:/a/rw.py:f")
     ('numeric_match', 'verl:/a/rw.py:f')
@@ -174,7 +175,7 @@ def with_defaults(spec: TaskSpec, options: Mapping[str, Iterable[str]]) -> TaskS
 
 
 def judged_elsewhere(spec: str) -> str:
-    """Returns the spec without a judge, if it is a data set: `Node("questions.jsonl", reward=f)` brings one.
+    """Returns the spec without a judge if it is a data set: `Node("questions.jsonl", reward=f)` brings one.
 
     >>> judged_elsewhere("questions.jsonl?reward=numeric_match"), judged_elsewhere("rev")
     ('questions.jsonl?reward=', 'rev')
@@ -189,7 +190,7 @@ def _split(spec: str) -> tuple[str, dict[str, tuple[str, ...]]]:
     name, _, query = spec.rpartition("?") if "?" in spec else (spec, "", "")
     options: dict[str, tuple[str, ...]] = {}
     try:
-        # Columns and files may have a plus in their names, where a web form would have a space.
+        # Names of columns and files may contain a plus, which a web form would read as a space.
         query = query.replace("+", "%2B")
         for key, value in parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)):
             options[key] = (*options.get(key, ()), value)

@@ -1,4 +1,4 @@
-"""The parts of a node that reach others are built from its settings: host, discovery, exchange.
+"""Builds the parts of a node that reach others from its settings: host, discovery, exchange.
 
 config, paths -> [build_host, build_discovery, build_exchange] -> [build_network] -> NetworkParts -> run.py
                                        -> seed_node.py, run_pipeline.py
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
     from swarmnode.node.building.local_policy import LocalPolicy
 
 ANYWHERE = "0.0.0.0"
-"""Listening on every interface."""
+"""The address that listens on every interface."""
 
 LEAST_BUFFER, BUFFERED_ROUNDS = 256, 32
-"""Accepted groups of others that wait for later rounds: so many at least, and enough for so many rounds."""
+"""Bounds of the buffer of accepted groups for later rounds: the least size, and the rounds it must cover."""
 
 
 def build_network(
     seat: Seat, tasks: Mapping[str, Task], local: "LocalPolicy", neighbourhood: Neighbourhood
 ) -> NetworkParts | None:
-    """Returns host, exchange and discovery, not yet started; None where nothing is shared. `neighbourhood`:
-    that of the policies of this process."""
+    """Returns host, exchange and discovery, not yet started, or None if nothing is shared. `neighbourhood`:
+    the one that the policies of this process share."""
     config, paths, base = seat.config, seat.paths, local.base
     if not config.exchange.enabled:
         return None
@@ -73,7 +73,7 @@ def build_network(
 
 
 def build_host(config: Config, paths: Paths, port: int) -> StreamHost:
-    """The node's place in the network, not yet started: a private one where its home has the swarm's key."""
+    """Returns the unstarted host of the node, a private one if its home has the key of the swarm."""
     network = config.network
     transport = partial(
         transport_of(network.transport),
@@ -90,9 +90,10 @@ def build_host(config: Config, paths: Paths, port: int) -> StreamHost:
 
 
 def relays_of(config: Config, paths: Paths) -> tuple[str, ...] | None:
-    """Return who takes connections for us; empty: nobody, but we dial such addresses; None: neither.
+    """Returns the relays that take connections for us. Empty: none, but we dial relayed addresses. None:
+    neither.
 
-    Names in the DNS are not looked up for it: the daemon wants its relays at its start."""
+    It looks up no DNS names, since the daemon needs its relays when it starts."""
     network = config.network
     wanted = network.relays
     if network.relay_for_others or wanted == ("none",) or (wanted == ("auto",) and not config.pipeline.name):
@@ -107,7 +108,7 @@ def relays_of(config: Config, paths: Paths) -> tuple[str, ...] | None:
 
 
 def _own_ips(network: NetworkConfig) -> Iterator[str]:
-    """Yield the IPv4 addresses that we listen on."""
+    """Yields the IPv4 addresses that we listen on."""
     if network.listen != ANYWHERE:
         yield network.listen
         return
@@ -133,8 +134,8 @@ def build_discovery(config: Config, paths: Paths, host: Host) -> Discovery:
 
 
 def local_peers_of(network: NetworkConfig) -> LocalSearch | None:
-    """Returns the search for peers of the local network. None: it is switched off, we listen elsewhere, or
-    nothing here has one. Raises ConfigError."""
+    """Returns the search for peers on the local network. None: it is off, we listen elsewhere, or no
+    installed part provides one. Raises ConfigError."""
     in_lan = network.listen == ANYWHERE or scope_of(f"/ip4/{network.listen}") == "lan"
     return first("local_peers") if network.mdns and in_lan else None
 
@@ -153,7 +154,7 @@ def build_exchange(
     record: Path | None = None,
     library: Path | None = None,
 ) -> Exchange:
-    """The sharing of rollouts of a policy of this family and size. `library`: the file of its library."""
+    """Returns the exchange for a policy of this family and size. `library`: the file of its library."""
     return Exchange(
         host,
         key,
@@ -171,7 +172,7 @@ def build_exchange(
 
 
 def exchange_settings(config: Config, longest_prompt: int) -> ExchangeSettings:
-    """The exchange's settings out of the node's."""
+    """Returns the settings of the exchange, derived from those of the node."""
     wanted, download = groups_wanted(config), config.exchange.download_mb_per_s
     return ExchangeSettings(
         swarm=config.swarm.name,
@@ -187,31 +188,31 @@ def exchange_settings(config: Config, longest_prompt: int) -> ExchangeSettings:
 
 
 def _interfaces(network: NetworkConfig) -> tuple[str, ...]:
-    """Returns the interfaces of multicast DNS: none stands for every local network."""
+    """Returns the interfaces for multicast DNS. Empty: every local network."""
     return () if network.listen == ANYWHERE else (network.listen,)
 
 
 def seeds_of(network: NetworkConfig) -> Seeds:
-    """Return whom to dial first. Raises NetworkError, ConfigError for what names nobody."""
+    """Returns the peers to dial first. Raises NetworkError or ConfigError for an invalid seed."""
     return read_seeds(network.seeds, builtin_folder("configs") / "seeds.txt")
 
 
 def _all_seeds(config: Config, paths: Paths) -> Seeds:
-    """Returns whom to dial first, with those of an invitation to a private swarm."""
+    """Returns the peers to dial first, with those of an invitation to a private swarm."""
     seeds, admission = seeds_of(config.network), admission_to(paths, config.swarm.name)
     return seeds if admission is None else Seeds((*seeds.addresses, *admission.seeds), seeds.names)
 
 
 def seed_of(config: Config, peer_id: str) -> int:
-    """The seed that is set, else one of this node's own: strangers should not all ask the same questions."""
+    """Returns the configured seed, else the node's own: strangers should not ask the same questions."""
     if config.node.seed is not None:
         return config.node.seed
     return int.from_bytes(hashlib.sha256(peer_id.encode()).digest()[:4], "big") >> 1
 
 
 def check_network(network: NetworkConfig) -> None:
-    """Raises ConfigError for a transport that cannot be had, and NetworkError for a seed, relay or announced
-    address that is none, before any work is done."""
+    """Raises ConfigError for an unavailable transport, and NetworkError for an invalid seed, relay or
+    announced address, before any work is done."""
     transport_of(network.transport)
     seeds_of(network)
     for relay in network.relays:

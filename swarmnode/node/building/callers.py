@@ -1,4 +1,4 @@
-"""Others who ask the engine of a policy: people, beside the rounds of the node.
+"""Callers that use the engine of a policy for people, beside the rounds of the node.
 
 members.py, and extensions/serve/ where no node runs -> [open_callers] -> registry.py -> extensions/serve/
 """
@@ -18,22 +18,22 @@ from swarmnode.settings.config import Config
 
 @dataclass(frozen=True, slots=True)
 class CallerSource:
-    """An engine as its further callers see it."""
+    """An engine as its callers see it."""
 
     shared: SharedEngine
     policies: Sequence[str]
-    """The names of the policies on it, as `SharedEngine.guest` takes them."""
+    """The names of its policies, as `SharedEngine.guest` takes them."""
     renderer: Renderer
     max_tokens: int
-    """Longest answer, in tokens, if nobody says otherwise."""
+    """Default length limit of an answer, in tokens."""
     state: Path
-    """The folder for notes to other commands of this home."""
+    """The folder for notes to other commands in this home."""
 
 
 def open_callers(
     stack: ExitStack, local: LocalPolicy, policies: Sequence[str], config: Config, paths: Paths
 ) -> None:
-    """Opens the engine to all kinds of callers that are registered, until the stack is closed."""
+    """Opens the engine to every registered kind of caller until the stack is closed."""
     source = CallerSource(local.shared, policies, local.renderer, config.rollout.max_tokens, paths.state)
     for name in names("caller"):
         stack.enter_context(find("caller", name)(source))

@@ -1,4 +1,4 @@
-"""Guards of a node: they hold its run back, with a reason in words, while its machine is wanted elsewhere.
+"""Guards of a node: they hold its run back, and say why, while its machine is needed for something else.
 
 run.py -> [open_guards] -> registry.py -> extensions/limits/machine_guard.py -> RunControl.hold
 """
@@ -12,8 +12,8 @@ from swarmnode.registry import find, names
 
 
 async def open_guards(stack: AsyncExitStack, source: NodeSource) -> None:
-    """Has all guards that are registered look after this node, until the stack is closed. They begin and end
-    beside the event loop: one may read a whole home, or wait for a webhook."""
+    """Starts every registered guard on this node; the stack stops them. Starting and stopping run in a thread
+    beside the event loop, since a guard may read a whole home or wait for a webhook."""
     for name in names("guard"):
         guard: AbstractContextManager[object] = find("guard", name)(source)
         await asyncio.to_thread(guard.__enter__)

@@ -1,4 +1,4 @@
-"""Memory once a model is loaded: how many tokens are trained on at once, and whether to generate meanwhile.
+"""Memory once a model is loaded: how many tokens to train on at once, and whether to generate meanwhile.
 
 local_policy.py -> LocalPolicy -> [build_forward, choose_budget] -> Forward, of all policies on this base
                                -> [choose_overlap] -> Overlap -> members.py
@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 
 
 def build_forward(config: Config, local: LocalPolicy) -> Forward:
-    """Returns the forward pass with which all policies on this base train, its tokens at once chosen. The
-    adapters of all of them must be loaded by now. On a card the largest micro-batch is tried at once; a CPU
-    would lend it the memory all the same. Raises ModelError where it does not fit."""
+    """Returns the forward pass that trains all policies on this base, with its micro-batch size chosen. All
+    their adapters must be loaded by now. On a GPU it tries the largest micro-batch at once; on a CPU that
+    would prove nothing, since the system lends the memory anyway. Raises ModelError if it does not fit."""
     forward = Forward(
         local.policy,
         config.training,
@@ -48,8 +48,8 @@ def build_forward(config: Config, local: LocalPolicy) -> Forward:
 
 
 def choose_budget(config: Config, local: LocalPolicy) -> TokenBudget:
-    """Tokens of one micro-batch, out of what is free now that base, engine and adapters are loaded. From now
-    on the engine holds no more than was left to it."""
+    """Returns the tokens of one micro-batch, from what is free now that base, engine and adapters are loaded.
+    From now on the engine holds no more than was left to it."""
     card, longest = local.base.card, longest_sequence(config, local.base.name, local.base.max_positions)
     cost, room = None, None
     if card is not None:
@@ -63,8 +63,8 @@ def choose_budget(config: Config, local: LocalPolicy) -> TokenBudget:
 
 
 def _bound_engine(config: Config, local: LocalPolicy, card: ModelCard, free: float) -> None:
-    """Bounds the sequences and then the guests' versions that the engine holds, by what is free beside those
-    of a round and a micro-batch."""
+    """Bounds the sequences, then the guests' versions, that the engine holds, by the memory that is free
+    beside those of a round and a micro-batch."""
     shared, can = local.shared, local.engine.capabilities
     slots = min(workload(config, None).slots, can.max_running)
     work = replace(_loaded_workload(config, local), slots=slots, guest_copies=0)
@@ -82,8 +82,8 @@ def _bound_engine(config: Config, local: LocalPolicy, card: ModelCard, free: flo
 
 
 def choose_overlap(config: Config, local: LocalPolicy, budget: TokenBudget) -> Overlap:
-    """Decides whether to generate beside training, in micro-batches of this size: both have to fit into what
-    is free now, the model being loaded."""
+    """Decides whether to generate while training, with micro-batches of this size. Both have to fit into the
+    memory that is free now that the model is loaded."""
     machine = inspect_machine()
     decision = decide_overlap(
         config.rollout.overlap,
@@ -97,8 +97,8 @@ def choose_overlap(config: Config, local: LocalPolicy, budget: TokenBudget) -> O
 
 
 def free_bytes(config: Config, device: torch.device, machine: Machine) -> float:
-    """Returns the bytes of a device that we may take, as far as limits.memory_gb allows. What torch keeps of
-    a card to use again, since the largest micro-batch was tried, is free."""
+    """Returns the bytes of a device that we may use, within limits.memory_gb. Memory that torch keeps
+    reserved on a GPU, since the largest micro-batch was tried, counts as free."""
     if device.type == "cuda":
         taken = torch.cuda.memory_allocated(device)
         free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - taken
@@ -108,7 +108,7 @@ def free_bytes(config: Config, device: torch.device, machine: Machine) -> float:
 
 
 def _overlap_bytes(config: Config, local: LocalPolicy, budget: TokenBudget) -> float | None:
-    """Returns the bytes of generation and training at once, beyond what is loaded; None: not known."""
+    """Returns the bytes that generation and training at once need beyond what is loaded. None: unknown."""
     card = local.base.card
     if card is None:
         return None
@@ -121,7 +121,7 @@ def _overlap_bytes(config: Config, local: LocalPolicy, budget: TokenBudget) -> f
 
 
 def _still_to_come(card: ModelCard, work: Workload, local: LocalPolicy) -> float:
-    """Returns the bytes not taken yet when base, engine and adapters are loaded, besides activations."""
+    """Returns the bytes, besides activations, not yet taken when base, engine and adapters are loaded."""
     plan = plan_memory(card, work)
     kv_cache = 0 if local.engine.capabilities.reserves_kv else plan.kv_cache
     return plan.gradients + plan.optimizer + kv_cache + work.engine.growth(card, work)
@@ -132,7 +132,7 @@ def _loaded_workload(config: Config, local: LocalPolicy) -> Workload:
     return replace(
         workload(config, None),
         slots=local.engine.capabilities.max_running,
-        # Theirs, and the base.
+        # The guests' versions, and the base.
         guest_copies=local.shared.guest_versions and local.shared.guest_versions + 1,
         sequence_tokens=longest_sequence(config, base.name, base.max_positions),
         number_bytes=base.model.dtype.itemsize,
@@ -143,6 +143,6 @@ def _loaded_workload(config: Config, local: LocalPolicy) -> Workload:
 
 
 def _engine_record(config: Config, local: LocalPolicy) -> EngineRecord:
-    """The record of the engine that was loaded. One that is none of ours was asked for."""
+    """Returns the record of the loaded engine: ours by its name, any other as configured."""
     name = local.engine.capabilities.name
     return record_of(name if name in ours("engine") else config.rollout.engine)

@@ -1,12 +1,12 @@
-"""A policy on its base model, with the engine that samples from it; and more policies beside it.
+"""A policy on its base model, with the engine that samples from it, and more policies beside it.
 
 config, paths -> [load_policy] -> LocalPolicy -> [policies_beside] -> run.py: one for each seat of a process
                  (on a SharedEngine)                               -> callers.py: others who ask its engine
                                               -> loaded_memory.py: Forward, which trains all of them
                                               -> offline.py: the policy of a checkpoint
 
-This module loads torch, so it is imported by whoever is about to load a model, and not before: a mistyped
-task or a busy port is reported at once.
+This module imports torch, so it is imported only right before a model is loaded: a mistyped task or a busy
+port is reported at once.
 """
 
 import logging
@@ -50,12 +50,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LocalPolicy:
-    """A policy, the engine that samples from it, and the place of its checkpoints."""
+    """A policy, the engine that samples from it, and the store of its checkpoints."""
 
     base: LoadedModel
     policy: Policy
     engine: Engine
-    """This policy's part of the shared one."""
+    """This policy's part of the shared engine."""
     shared: SharedEngine
     renderer: Renderer
     store: CheckpointStore
@@ -71,10 +71,10 @@ def load_policy(
     policies: int = 1,
     trains: bool = True,
 ) -> LocalPolicy:
-    """Load (or, for tiny, build) the base model and put a new adapter on it. The engine can serve so many
-    `policies` at once, each with as many rows as one alone would have. Unless it `trains`, answers may be set
-    to be longer than the model takes."""
-    # What cannot be imported is refused before anything is loaded.
+    """Load (or, for tiny, build) the base model and put a new adapter on it. The engine can serve this many
+    `policies` at once, each with as many rows as a single one would have. Without `trains`, the configured
+    answers may be longer than the model takes."""
+    # Refuse what cannot be imported before anything is loaded.
     loss_of(config.training.loss)
     rule_of(config.exchange.rule)
     card = find_card(config.policy.device)
@@ -115,7 +115,7 @@ def load_policy(
 def renderer_of(
     config: PolicyConfig, tokenizer: PreTrainedTokenizerBase, eos_token_ids: Sequence[int]
 ) -> Renderer:
-    """Returns the renderer that reads prompts and writes answers of a model as the settings say."""
+    """Returns the renderer that reads a model's prompts and writes its answers, as the settings say."""
     return Renderer(tokenizer, eos_token_ids, config.chat_template, raw_prompts=config.raw_prompts)
 
 
@@ -128,8 +128,9 @@ def checkpoint_store(
     *,
     tells: bool = True,
 ) -> CheckpointStore:
-    """The checkpoints of the run that trains a policy on this base and these tasks, said (`tells`) where it
-    is not plainly the one before. `tasks` None: of the run that an evaluation is of. Raises CheckpointError.
+    """Returns the checkpoints of the run that trains a policy on this base and these tasks. `tasks` None:
+    those of the run to evaluate. `tells`: log the choice if it is not simply the previous run. Raises
+    CheckpointError.
     """
     open_run = partial(
         CheckpointStore,
@@ -149,7 +150,7 @@ def checkpoint_store(
 
 
 def policies_beside(first: LocalPolicy, seats: Sequence[Seat]) -> list[LocalPolicy]:
-    """The policies of all seats on the base that the first one brought, each with a part of its engine."""
+    """Returns the policies of all seats on the first one's base, each with its part of the engine."""
     others = [
         replace(
             first,
@@ -162,7 +163,7 @@ def policies_beside(first: LocalPolicy, seats: Sequence[Seat]) -> list[LocalPoli
 
 
 def cohort_of(seats: Sequence[Seat]) -> Cohort[RoundOfPolicy, TrainReport] | None:
-    """Returns the place where several policies meet to train in one batch; one alone meets nobody."""
+    """Returns the place where several policies meet to train in one batch, or None for a single policy."""
     if len(seats) == 1:
         return None
     return Cohort([seat.label for seat in seats], train_together)

@@ -1,4 +1,4 @@
-"""The choices for a model that is not loaded yet, from its configuration alone.
+"""The choices for a model that is not loaded yet, made from its configuration alone.
 
 outline (base_model.py), settings -> [look_ahead] -> local_policy.py, before the weights; diagnosis.py
 """
@@ -15,18 +15,18 @@ from swarmnode.settings.config import Config
 
 @dataclass(frozen=True, slots=True)
 class LookAhead:
-    """The choices for a model that is not loaded yet."""
+    """The engine and the layers chosen for a model that is not loaded yet."""
 
     engine: EngineChoice
     targets: LoraTargets
     max_positions: int | None
-    """Longest sequence that the model is run with. None: it has no such bound."""
+    """Longest sequence that the model is run with. None: unbounded."""
 
 
 def look_ahead(config: Config, source: str, *, policies: int = 1) -> LookAhead | None:
-    """Returns the engine and the LoRA layers for a model that is not loaded yet. None: its structure shows
-    only once it is loaded. Raises EngineError or ModelError, with advice, for settings that this model cannot
-    have."""
+    """Returns the engine and the LoRA layers for a model that is not loaded yet, or None if its structure is
+    known only after loading. Raises EngineError or ModelError, with advice, for settings that do not suit
+    this model."""
     outline = load_outline(source, config.policy)
     if outline is None:
         return None

@@ -1,9 +1,9 @@
-"""A model and this machine, before it is loaded: can it be, does it fit, and how long is a sequence of it.
+"""A model on this machine before it is loaded: can it load, does it fit, and how long are its sequences?
 
 hardware, models (shapes, settings) -> [plan_for] -> diagnosis.py of the doctor, run.py (the log of `join`)
 config, model -> [check_loadable] -> run.py, offline.py: nothing of torch is imported until then
 
-loaded_memory.py asks the same arithmetic (memory_plan.py, model/budget.py) when the model is there.
+loaded_memory.py uses the same arithmetic (memory_plan.py, model/budget.py) once the model is loaded.
 """
 
 import logging
@@ -42,23 +42,23 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PlannedMemory:
-    """The arithmetic of a model on this machine before it is loaded."""
+    """The memory that a model would take on this machine, computed before it is loaded."""
 
     plan: MemoryPlan | None
-    """None where the model's shapes are not known; `facts` says why."""
+    """None if the model's shapes are unknown; `facts` says why."""
     budget: TokenBudget | None
     facts: str
     free_bytes: float
     place: str
-    """The card's name, or this machine's memory."""
+    """The name of the GPU, or this machine's memory."""
 
     @property
     def fits(self) -> bool | None:
-        """None: unknown."""
+        """True if the plan fits into the free memory. None: unknown."""
         return None if self.plan is None else self.plan.total <= self.free_bytes
 
     def describe(self) -> str:
-        """The sum against what is free, in one line."""
+        """Returns the planned and the free memory in one line."""
         free = f"{size_text(self.free_bytes)} free on {self.place}"
         return f"{self.facts}; {free}" if self.plan is None else f"{self.plan.describe()}, {free}"
 
@@ -68,7 +68,7 @@ class PlannedMemory:
 
 
 def plan_for(config: Config, model: str) -> PlannedMemory:
-    """The memory plan of `model` (tiny, a folder or a hub name) here. Loads nothing, not even torch."""
+    """Returns the memory plan of `model` (tiny, a folder or a hub name). Loads nothing, not even torch."""
     machine, gpu = inspect_machine(), usable_gpu(config.policy.device)
     facts = find_facts(model, load_cards(builtin_folder("configs") / "models.toml"))
     free, place = float(machine.memory_free_bytes), "this machine"
@@ -89,7 +89,7 @@ def plan_for(config: Config, model: str) -> PlannedMemory:
 def _plan_card(
     config: Config, card: ModelCard, work: Workload, free_bytes: float, place: str
 ) -> PlannedMemory:
-    """The micro-batch takes what the rest leaves."""
+    """Returns the plan for a model of known shapes; the micro-batch takes what the rest leaves."""
 
     def room(work: Workload) -> float:
         rest = plan_memory(card, work)
@@ -104,17 +104,17 @@ def _plan_card(
 
 
 def spare_bytes(card: ModelCard, work: Workload, room: float) -> float:
-    """Returns the bytes that `room` leaves beside the micro-batch of `work`, by default PLANNED_TOKENS.
-    `room`: bytes free beside the sequences of `work`."""
+    """Returns the bytes of `room` left beside the micro-batch of `work`, by default PLANNED_TOKENS. `room`:
+    bytes free beside the sequences of `work`."""
     return room * (1 - HEADROOM) - plan_memory(card, work).step
 
 
 def slots_that_fit(card: ModelCard, work: Workload, spare: float, most: int) -> int:
-    """Returns the sequences to generate at once: those of `work`, which are a round's, and as many more, up
+    """Returns the number of sequences to generate at once: those of `work`, a round's, and as many more, up
     to `most`, as fit into the `spare` bytes.
 
-    The scheduler makes use of them (concurrency_control.py). They come before larger micro-batches: where
-    most of a decoding step is overhead, four times the sequences take hardly longer.
+    The scheduler makes use of them (concurrency_control.py). They take precedence over larger micro-batches:
+    where most of a decoding step is overhead, four times the sequences take hardly longer.
     """
     return work.slots + max(0, min(most - work.slots, int(spare / sequence_bytes(card, work))))
 
@@ -122,7 +122,7 @@ def slots_that_fit(card: ModelCard, work: Workload, spare: float, most: int) -> 
 def budget_for(
     config: Config, room: float | None, cost: TokenCost | None, longest: int, device: str
 ) -> TokenBudget:
-    """`token_budget` with what the settings say. `room`: bytes free for micro-batches; None: unknown."""
+    """Returns `token_budget` for these settings. `room`: bytes free for micro-batches; None: unknown."""
     training = config.training
     return token_budget(
         room,
@@ -135,7 +135,7 @@ def budget_for(
 
 
 def check_loadable(config: Config, model: str) -> None:
-    """Raises ModelError or EngineError for a model that cannot be loaded here, before torch is imported."""
+    """Raises ModelError or EngineError if the model cannot be loaded here, before torch is imported."""
     if find_spec("torch") is None or find_spec("peft") is None:
         raise ModelError("torch and peft are not installed", hint=how_to_install("train"))
     if model != "tiny":
@@ -144,8 +144,8 @@ def check_loadable(config: Config, model: str) -> None:
 
 
 def longest_sequence(config: Config, model: str, limit: int | None) -> int:
-    """Returns the tokens of prompt and completion as the settings bound them, within the `limit` that the
-    model was made for. Raises ConfigError where no prompt fits."""
+    """Returns the most tokens of prompt and completion that the settings allow within `limit`, the model's
+    own. Raises ConfigError if no prompt fits."""
     tokens = config.rollout.max_tokens
     if limit is not None and tokens >= limit:
         raise ConfigError(
@@ -156,6 +156,6 @@ def longest_sequence(config: Config, model: str, limit: int | None) -> int:
 
 
 def sequence_within(config: Config, limit: int | None) -> int:
-    """Returns the tokens of prompt and completion as the settings bound them, `limit` at most."""
+    """Returns the most tokens of prompt and completion that the settings allow, `limit` at most."""
     wanted = config.rollout.max_prompt_tokens + config.rollout.max_tokens
     return wanted if limit is None else min(wanted, limit)

@@ -1,4 +1,4 @@
-"""One base model with a node on it for each seat: the one place where learner, watchers and loop meet.
+"""Puts a node for each seat on one base model: the one place where learner, watchers and loop meet.
 
 seats of run.py -> [build_members] -> local_policy.py (base, engine, adapters), policy_learner.py, monitors
                                    -> a PolicyNode for each, which run.py starts
@@ -51,8 +51,8 @@ def build_members(
     monitors: Sequence[Sequence[Monitor]],
     demonstrations: Demonstrations,
 ) -> list[PolicyNode]:
-    """Loads the base once and puts a node on it for each seat; the stack gives back what they hold.
-    `monitors`: those of each seat. `watch`: told beside them and the screen."""
+    """Loads the base once and returns a node on it for each seat; the stack releases what they hold.
+    `monitors`: those of each seat. `watch`: a further watcher beside these and the screen."""
     config, paths = seats[0].config, seats[0].paths
     make_learner: type[PolicyLearner] = find_called("learner", config.node.learner, PolicyLearner.__init__)
     loaded = load_policy(
@@ -61,7 +61,7 @@ def build_members(
     if config.policy.model == "auto":
         remember_model(paths.model_choice, model)
     policies = policies_beside(loaded, seats)
-    for policy in policies:  # A node closes its own; one that never comes to be leaves it to us.
+    for policy in policies:  # A node closes its own engine; for one that is never built, the stack does.
         stack.callback(policy.engine.close)
     open_callers(stack, loaded, [seat.label for seat in seats], config, paths)
     contribution = open_contribution(stack, config, paths.state)
@@ -122,11 +122,11 @@ def build_members(
 
 
 def _put_checkpoints_aside(seats: Sequence[Seat], model: str, loaded: LocalPolicy) -> None:
-    """Archives every run that this start could go on with, of all policies that ever were here: half of them
-    would otherwise be older than the others' start."""
+    """Archives every run that this start could resume, of all policies that this home ever had: otherwise
+    half of them would be older than the start of the others."""
     for number, place in enumerate(seats[0].paths.policies()):
         seat = seats[number % len(seats)]
         open_run = partial(checkpoint_store, seat.config, model, place, loaded.base, seat.tasks, tells=False)
-        # Several may be of these tasks: once the first is aside, a start would go on with the next.
+        # Several runs may be of these tasks: with the first archived, a start would resume the next.
         while archived := open_run().archive():
             logger.info("starting over; earlier checkpoints were moved to %s", archived)

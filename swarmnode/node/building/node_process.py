@@ -1,11 +1,11 @@
-"""A running node as a process: the lock on its identity, the note that it leaves for others.
+"""A running node as a process: the lock on its identity, and the note that it leaves for other commands.
 
 run.py (take_identity) -> [IdentityLock]
                        -> [write_running] -> running.json -> `swarmnode status`, `swarmnode swarm`
 
-One process per identity: two nodes under one peer id would each receive half of what is sent to them. The
-lock is the kernel's (flock), so it is gone the moment its holder is, SIGKILL included; the file that is left
-behind locks nothing. It is never deleted, because deleting a lock file is a race.
+One process per identity: two nodes with one peer id would each receive half of what is sent to them. The
+kernel holds the lock (flock), so it disappears with its holder, even on SIGKILL; the file that is left behind
+locks nothing. It is never deleted, because deleting a lock file is a race.
 
 The note tells other commands the node's pid, its status page and its addresses.
 """
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class IdentityLock:
-    """Hold the identity at `path` (the key file) while the block runs. Raises IdentityInUse.
+    """Holds the identity at `path` (the key file) while the block runs. Raises IdentityInUse.
 
     >>> with IdentityLock(paths.identity):      # doctest: +SKIP
     ...     key = load_or_create(paths.identity)
@@ -48,7 +48,7 @@ class IdentityLock:
                 f"process {holder or 'unknown'} already uses this identity",
                 hint="give a second node its own identity: swarmnode join --home DIR",
             ) from error
-        # The pid is a courtesy to the next one; the lock holds without it, on a full disk too.
+        # The pid only informs the next process; the lock holds without it, also on a full disk.
         with suppress(OSError):
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -72,25 +72,25 @@ class IdentityLock:
 
 
 class RunningNode(msgspec.Struct, frozen=True):
-    """A node that runs now."""
+    """The note of a node that is running."""
 
     pid: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
     peer_id: str
     http_host: str
     http_port: Annotated[int, msgspec.Meta(ge=0, le=65535)]
-    """Port of its page. 0: it has none."""
+    """Port of its page. 0: no page."""
     addresses: tuple[str, ...] = ()
     token: str = ""
-    """The secret by which commands of this machine ask the page for something."""
+    """The secret with which commands on this machine ask the page for something."""
 
 
 def write_running(path: Path, note: RunningNode) -> None:
-    """Leave the note, for nobody but ourselves to read. Raises OSError."""
+    """Writes the note, readable only by ourselves. Raises OSError."""
     replace_file(path, msgspec.json.encode(note), mode=0o600)
 
 
 def read_running(path: Path) -> RunningNode | None:
-    """The node that runs here, or None: no note, a damaged note, or one whose process is gone."""
+    """Returns the node that runs here, or None: no note, a damaged note, or its process is gone."""
     try:
         note = msgspec.json.decode(path.read_bytes(), type=RunningNode)
     except (OSError, msgspec.DecodeError):
@@ -99,7 +99,7 @@ def read_running(path: Path) -> RunningNode | None:
 
 
 def remove_running(path: Path) -> None:
-    """Take back our own note; another process's stays."""
+    """Deletes our own note; another process's note stays."""
     note = read_running(path)
     if note is not None and note.pid == os.getpid():
         path.unlink(missing_ok=True)

@@ -1,9 +1,9 @@
-"""Questions to the page of a running node, here or elsewhere.
+"""Requests to the page of a running node, here or elsewhere.
 
 running.json -> [ask_page] -> [fetch] -> `swarmnode status`, pause, peers, report
 HOST:PORT -> extensions/watch/ -> [fetch]
 
-Whatever answers, its time and its size are bounded; it is followed nowhere, and no proxy stands between.
+Each answer is bounded in time and size. Redirects are not followed, and no proxy is used.
 """
 
 import time
@@ -22,39 +22,39 @@ from swarmnode.node.showing.node_status import NodeStatus
 ANSWER_S = 5.0
 """Longest time for one answer."""
 AGAIN_S = 0.1
-"""Between two tries."""
+"""Pause between two attempts."""
 MOST_BYTES = 2**20
-"""Largest answer; a status has some ten thousand bytes."""
+"""Largest answer; a status takes some ten thousand bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageAddress:
-    """Address of a page, and the headers that let us in."""
+    """The address of a page, and the headers that grant access to it."""
 
     host: str
     port: int
     path: str = ""
-    """Path that those of the page stand behind."""
+    """Prefix of the page's paths."""
     is_tls: bool = False
     headers: Mapping[str, str] | None = None
 
 
 def page_of(note: RunningNode) -> PageAddress:
-    """Returns the page of a node that runs on this machine."""
+    """Returns the address of the page of a node on this machine."""
     return PageAddress(note.http_host, note.http_port, headers={"X-Swarmnode-Token": note.token})
 
 
 def fetch(page: PageAddress, path: str, content: object = None) -> tuple[int, bytes]:
-    """Returns the status and the content of an answer; with `content`, to a POST of it as JSON. Raises
-    OSError, HTTPException, ValueError."""
+    """Returns the status and the body of an answer. With `content`, it is POSTed as JSON. Raises OSError,
+    HTTPException, ValueError."""
     return _fetch_until(time.monotonic() + ANSWER_S, page, path, content)
 
 
 def fetch_from_node(
     note: RunningNode, path: str, content: object = None, *, within_s: float = ANSWER_S
 ) -> tuple[int, bytes]:
-    """Returns the same of a node that runs on this machine. Where too many ask it, it closes connections
-    before it reads them: then it is asked again."""
+    """Returns the answer of a node on this machine, as `fetch` does. A node with too many requests closes
+    connections before it reads them; then the request is repeated."""
     until = time.monotonic() + within_s
     while True:
         try:
@@ -81,7 +81,7 @@ def _fetch_until(until: float, page: PageAddress, path: str, content: object) ->
 
 
 def ask_status(note: RunningNode, paths: Paths) -> NodeStatus | SwarmnodeError:
-    """Returns what the status page of a running node says, or why it says nothing: it may just have ended."""
+    """Returns the status of a running node, or the error why there is none: the node may just have ended."""
     try:
         return msgspec.json.decode(ask_page(note, "/status", paths), type=NodeStatus)
     except SwarmnodeError as error:
@@ -91,15 +91,15 @@ def ask_status(note: RunningNode, paths: Paths) -> NodeStatus | SwarmnodeError:
 
 
 def status_here(paths: Paths) -> NodeStatus | None:
-    """Returns the status of the node that runs in this home. None: none does, or its page says nothing."""
+    """Returns the status of the node that runs in this home. None: none runs, or its page does not answer."""
     note = read_running(paths.running)
     status = None if note is None else ask_status(note, paths)
     return status if isinstance(status, NodeStatus) else None
 
 
 def ask_page(note: RunningNode, path: str, paths: Paths, content: object = None) -> bytes:
-    """Returns what the page of a running node answers; with `content`, to a POST of it as JSON. Raises
-    SwarmnodeError if nobody answers, or the node refuses."""
+    """Returns the answer of the page of a running node. With `content`, it is POSTed as JSON. Raises
+    SwarmnodeError if nobody answers or the node refuses."""
     hint = f"see {paths.logs}/node.log"
     if not note.http_port:
         raise SwarmnodeError("this node has no page", hint=f"{hint}, and set node.page")

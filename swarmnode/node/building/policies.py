@@ -1,11 +1,12 @@
-"""Several policies in one process: the seat of each, their ports, and the one ending of all.
+"""Several policies in one process: a seat for each, their ports, and one ending for all.
 
 config, paths -> [config_of] -> a Seat per policy -> run.py -> a NodeLoop per policy -> [ending]
                                                     |
                                       [choose_port], ports that are free
 
-Each policy is a member of the exchange like any other node: own identity, ports, tasks, seed and checkpoints.
-They share the loaded base model, one rollout engine and one training batch, and dial each other first.
+Each policy takes part in the exchange like any other node, with its own identity, ports, tasks, seed and
+checkpoints. They share the loaded base model, one rollout engine and one training batch, and dial each other
+first.
 """
 
 import logging
@@ -31,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 LARGEST_PORT = 65535
 SEEDS = 2**31
-"""So many there are, from 0 on."""
+"""The number of seeds, from 0 on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +41,13 @@ class Seat:
 
     number: int
     config: Config
-    """The settings as this policy has them."""
+    """The settings of this policy."""
     paths: Paths
     key: NodeKey
     seed: int
     tasks: Mapping[str, Task]
     origins: Mapping[str, str] = field(default_factory=dict[str, str])
-    """The origin of each setting."""
+    """Where each setting comes from."""
 
     @property
     def label(self) -> str:
@@ -54,27 +55,27 @@ class Seat:
 
 
 def label_of(number: int) -> str:
-    """Returns the name of a policy of this process."""
+    """Returns the name of a policy in this process."""
     return f"policy-{number}"
 
 
 @dataclass(slots=True)
 class PolicyNode:
-    """One policy's node, once it is built, and how its neighbours in this process hear that it is gone."""
+    """The node of one policy, once it is built, and the way to tell its neighbours here that it is gone."""
 
     seat: Seat
     loop: Callable[..., NodeLoop]
-    """Makes the loop of these settings and this network."""
+    """Makes the loop from these settings and this network."""
     network: Callable[[Seat], NetworkParts | None]
-    """Called right before it starts: only then is it known where the others listen."""
+    """Called right before the start: only then is it known where the others listen."""
     leave: Callable[[], None]
     close_engine: Callable[[], None]
-    """Gives back its part of the engine, and may wait for a step of the others. A node does so itself."""
+    """Releases its part of the engine; may wait for a step of the others. A built node does so itself."""
     stopping: bool = False
     node: NodeLoop | None = None
 
     def built(self, seat: Seat) -> NodeLoop:
-        """Returns its node on a seat that has been introduced to the others."""
+        """Returns the node on its seat, which by now knows the others' addresses."""
         self.node = self.loop(seat.config, network=self.network(seat))
         if self.stopping:
             self.node.request_stop()
@@ -95,7 +96,7 @@ class Ending:
 
 
 def config_of(config: Config, number: int) -> Config:
-    """The settings of one policy: its own tasks, seed and ports. Raises ConfigError where no port is left."""
+    """Returns one policy's settings: its own tasks, seed and ports. Raises ConfigError if no port is left."""
     network, node, tasks = config.network, config.node, config.tasks
     if tasks.mixes:
         names = tuple(name.strip() for name in tasks.mixes[number % len(tasks.mixes)].split(","))
@@ -107,7 +108,7 @@ def config_of(config: Config, number: int) -> Config:
                 f"policy {number} would listen on port {max(ports)}",
                 hint="choose a smaller --port or node.http_port, or leave it out",
             )
-        # What is announced is a forwarded port, and one port leads to one policy.
+        # An announced address is a forwarded port, and one port leads to one policy.
         network = network.model_copy(update={"port": ports[0], "announce": ()})
         seed = None if node.seed is None else (node.seed + number) % SEEDS
         node = node.model_copy(update={"seed": seed, "http_port": ports[1]})
@@ -115,8 +116,9 @@ def config_of(config: Config, number: int) -> Config:
 
 
 def with_trained_model(load: Callable[[str | None], Settings], number: int = 0) -> Settings:
-    """Returns settings with the model that was trained here, where they name none. `load`: gives the settings
-    for a model, which brings its own preset; None: for the one that they name. `number`: of the policy."""
+    """Returns the settings with the model that was trained here if they name none. `load`: returns the
+    settings for a model, which has its own preset; None: for the one that they name. `number`: of the
+    policy."""
     settings = load(None)
     if settings.config.policy.model != "auto":
         return settings
@@ -129,7 +131,7 @@ def with_trained_model(load: Callable[[str | None], Settings], number: int = 0) 
 
 
 def check_policies(config: Config) -> None:
-    """Raises ConfigError for settings that contradict each other across the policies."""
+    """Raises ConfigError if settings contradict each other across the policies."""
     network, node, mixes = config.network, config.node, config.tasks.mixes
     if len(mixes) > node.policies:
         raise ConfigError(
@@ -146,7 +148,7 @@ def check_policies(config: Config) -> None:
 
 
 def introduced(seat: Seat, addresses: Sequence[str]) -> Seat:
-    """It dials the policies of this process that are up, so that they meet where there is nobody else."""
+    """Returns a seat that dials the running policies of this process, so they meet even if they are alone."""
     network = seat.config.network
     network = network.model_copy(update={"seeds": (*network.seeds, *addresses)})
     return replace(seat, config=seat.config.model_copy(update={"network": network}))
@@ -156,16 +158,16 @@ def local_address(seat: Seat, addresses: Sequence[str]) -> str | None:
     """Returns the address by which others in this process reach a policy that listens on `addresses`."""
     network = seat.config.network
     host = "127.0.0.1" if network.listen == "0.0.0.0" else network.listen
-    # A port that is set comes first: where something is announced, the addresses are a router's.
+    # A configured port comes first: if something is announced, the addresses are a router's.
     port = network.port or port_of(addresses)
     return f"/ip4/{host}/tcp/{port}/p2p/{seat.key.peer_id}" if port else None
 
 
 def ending(seats: Sequence[Seat], outcomes: Sequence[Summary | BaseException]) -> Ending:
-    """The last line. One policy: its summary. Several: what became of each, and what they come to together.
+    """Returns the last line: one policy's summary, or for several the outcome of each and the totals.
 
-    Where no policy ended well, raises what ended one of them: rather a defect of ours than an error that a
-    person can do something about. Else the exit code tells of the worst.
+    If no policy ended well, raises the error of one of them: a defect of ours rather than an error that
+    people can do something about. Otherwise the exit code is that of the worst outcome.
     """
     errors = [plain_error(one) for one in outcomes if isinstance(one, BaseException)]
     defects = [error for error in errors if not isinstance(error, SwarmnodeError)]
@@ -187,7 +189,7 @@ def ending(seats: Sequence[Seat], outcomes: Sequence[Summary | BaseException]) -
 
 
 def plain_error(error: BaseException) -> BaseException:
-    """The first error of a group that a person can read, else the first.
+    """Returns the first error of a group that is meant for people, else its first error.
 
     >>> plain_error(ExceptionGroup("two tasks", [ExceptionGroup("one", [ValueError("7")]), KeyError(8)]))
     ValueError('7')
@@ -210,7 +212,7 @@ def _entry(seat: Seat, outcome: Summary | BaseException) -> dict[str, Any]:
 
 
 def check_status_port(node: NodeConfig) -> None:
-    """Raises PortInUse for a status port that is taken, before the model is loaded for nothing."""
+    """Raises PortInUse if the status port is taken, before the model is loaded for nothing."""
     if node.http_port and not _is_free(node.http, node.http_port):
         raise PortInUse(
             f"the status page cannot listen on {node.http}:{node.http_port}",
@@ -219,9 +221,9 @@ def check_status_port(node: NodeConfig) -> None:
 
 
 def choose_port(network: NetworkConfig, paths: Paths) -> int:
-    """The port to listen on: the one that is set, else last time's if it is free, else 0: any.
+    """Returns the port to listen on: the configured one, else last time's if it is free, else 0 for any.
 
-    To be asked right before listening. Raises PortInUse for a set port that is taken. A steady port keeps
+    Call it right before listening. Raises PortInUse if a configured port is taken. A steady port keeps
     remembered addresses valid.
     """
     if not _is_free(network.listen, network.port):
@@ -241,14 +243,14 @@ def choose_port(network: NetworkConfig, paths: Paths) -> int:
 
 
 def remember_port(paths: Paths, addresses: tuple[str, ...]) -> None:
-    """Keep the TCP port that the host listens on for the next start."""
+    """Stores the TCP port that the host listens on, for the next start."""
     if (port := port_of(addresses)) is not None:
         paths.state.mkdir(parents=True, exist_ok=True)
         _port_file(paths).write_text(str(port))
 
 
 def port_of(addresses: Sequence[str]) -> int | None:
-    """The TCP port in the first address that has one.
+    """Returns the TCP port in the first address that has one.
 
     >>> port_of(["/ip4/127.0.0.1/tcp/4001/p2p/12D3KooW..."])
     4001

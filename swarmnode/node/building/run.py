@@ -2,9 +2,9 @@
 
 cli join -> [run_node] -> policies.py (seats) -> members.py (what is on them) -> a NodeLoop per policy
 
-With one policy there is one of everything. Several share process, base model, engine and training batch. What
-goes wrong with one alone (its tasks, its network, its checkpoints) ends its own membership, and the others go
-on; an error of the engine or of a common training batch ends all who had something in it.
+A single policy has everything to itself. Several share process, base model, engine and training batch. A
+fault in one of them (its tasks, its network, its checkpoints) ends only its own membership, and the others
+continue. An error of the engine or of a common training batch ends every policy that took part in it.
 """
 
 import asyncio
@@ -66,24 +66,24 @@ logger = logging.getLogger(__name__)
 
 
 class Company:
-    """The policies of this process: they start one after the other, and each dials those before it."""
+    """The policies of this process. They start one after another, and each dials those before it."""
 
     def __init__(self, members: Sequence[PolicyNode], *, takes_signals: bool = True) -> None:
-        """`takes_signals`: SIGINT and SIGTERM stop the only policy."""
+        """`takes_signals`: SIGINT and SIGTERM stop the policy if it is the only one."""
         self.members = members
         self.takes_signals = takes_signals and len(members) == 1
         self.addresses: list[str] = []
-        """Addresses of the policies that are up."""
+        """Addresses of the policies that are running."""
         self.announced = False
-        """Another machine was told how to join."""
+        """True once the log has said how another machine joins."""
         self.left = 0
         self.starting = asyncio.Lock()
         self.leaves_garbage_alone = gc.get_freeze_count() > 0
-        """A program around us has the garbage collector leave out something: it goes on as it is."""
+        """True if the surrounding program has frozen garbage-collected objects; these are left alone."""
 
     @property
     def others_go_on(self) -> bool:
-        """Returns True if others go on, for a policy that ends and has not been counted yet."""
+        """True if other policies go on, asked for a policy that ends and is not counted yet."""
         return self.left + 1 < len(self.members)
 
     def request_stop(self) -> None:
@@ -92,13 +92,13 @@ class Company:
 
 
 def run_node(settings: Settings, *, fresh: bool) -> Ending:
-    """Run until done or stopped (SIGINT, SIGTERM); the summary as JSON is the last line to print."""
+    """Run until done or stopped (SIGINT, SIGTERM). Returns the last line to print, the summary as JSON."""
     with prepared(settings, Screen(settings.paths.logs / LOG_FILE), fresh=fresh) as members:
         seats = [member.seat for member in members]
         STOP_SIGNALS.check()
         if len(members) > 1:
             return ending(seats, asyncio.run(serve_several(members)))
-        # The only policy: its error is the process's.
+        # The only policy: its error is that of the process.
         return ending(seats, [asyncio.run(serve(members[0], Company(members)))])
 
 
@@ -113,17 +113,17 @@ def prepared(
     monitors: Sequence[Monitor] = (),
     demonstrations: Demonstrations | None = None,
 ) -> Generator[list[PolicyNode]]:
-    """The policies of a run, loaded and ready to be served; what they hold is given back at the end.
+    """Yields the policies of a run, loaded and ready to be served, and releases what they hold at the end.
 
-    `tasks`: instead of those that the settings name. `watch`: told beside the screen. `monitors`: beside
-    those that the settings name. `demonstrations`: besides those that the tasks bring. Raises SwarmnodeError.
+    `tasks`: used instead of those in the settings. `watch`: a watcher beside the screen. `monitors`: beside
+    those in the settings. `demonstrations`: in addition to those of the tasks. Raises SwarmnodeError.
     """
     config, model = settings.config, settings.model
     with ExitStack() as stack:
         stack.enter_context(screen)
         _find_parts(config, screen)
         seats = _take_seats(stack, settings, tasks)
-        # Each policy has its own: what is not installed is said before a model is loaded for nothing.
+        # Each policy has its own. A missing package is reported before a model is loaded for nothing.
         told = [[*make_monitors(config.node.monitors), *monitors] for _ in seats]
         logger.info("model %s: %s", model, settings.model_reason)
         _say_what_it_takes(config, model)
@@ -139,7 +139,7 @@ def prepared(
 
 
 def _find_parts(config: Config, screen: Screen) -> None:
-    """Imports the parts of extensions that are asked for once the model is loaded. Raises ConfigError."""
+    """Imports the extension parts that are needed once the model is loaded. Raises ConfigError."""
     screen.panel()
     kinds: tuple[Kind, ...] = ("rollouts", "contribution")
     for kind in (*kinds, "receipts", "reach") if config.exchange.enabled else kinds:
@@ -149,8 +149,8 @@ def _find_parts(config: Config, screen: Screen) -> None:
 
 
 def _take_seats(stack: ExitStack, settings: Settings, given: Mapping[str, Task] | None) -> list[Seat]:
-    """Identities, tasks, ports: what can be wrong is found before a model is loaded for nothing. `given`:
-    tasks that need no loading."""
+    """Takes identities, tasks and ports, to find errors before a model is loaded for nothing. `given`: tasks
+    that are loaded already."""
     config, paths = settings.config, settings.paths
     check_policies(config)
     seats: list[Seat] = []
@@ -177,7 +177,7 @@ def _take_seats(stack: ExitStack, settings: Settings, given: Mapping[str, Task] 
 
 
 def forget_earlier_runs(paths: Paths) -> None:
-    """Whoever has the first policy's identity is the only one here: notes that are left are of the dead."""
+    """Deletes the notes of earlier runs: the holder of the first identity is the only node here."""
     for place in paths.policies():
         with suppress(OSError):
             place.running.unlink(missing_ok=True)
@@ -193,7 +193,7 @@ def _say_what_it_takes(config: Config, model: str) -> None:
 
 
 def take_identity(stack: ExitStack, paths: Paths) -> NodeKey:
-    """Lock this folder's identity until the stack is closed. Raises IdentityInUse."""
+    """Locks this folder's identity until the stack is closed. Raises IdentityInUse."""
     try:
         stack.enter_context(IdentityLock(paths.identity))
     except IdentityInUse as error:
@@ -203,7 +203,7 @@ def take_identity(stack: ExitStack, paths: Paths) -> NodeKey:
 
 
 def _second_node(paths: Paths) -> str:
-    """Returns the command by which another node here joins the swarm and the pipeline of the running one."""
+    """Returns the command for another node here to join the swarm and the pipeline of the running one."""
     status = status_here(paths)
     command = (None if status is None else invitation(status)) or "swarmnode join"
     return command.replace("swarmnode join", "swarmnode join --home ~/swarmnode-2", 1)
@@ -214,7 +214,7 @@ def _who(seat: Seat) -> str:
 
 
 async def serve(member: PolicyNode, company: Company) -> Summary:
-    """One policy's node from its start to its end."""
+    """Runs the node of one policy from start to end."""
     paths = member.seat.paths
     if company.takes_signals:
         STOP_SIGNALS.hand_to(member.request_stop)
@@ -235,21 +235,21 @@ async def serve(member: PolicyNode, company: Company) -> Summary:
             try:
                 return await node.run()
             finally:
-                # Before the node waits for the work in hand, which may wait for nobody but us.
+                # The node then waits for the current work, which may itself wait only for us.
                 member.leave()
     except BaseExceptionGroup as group:
         error = plain_error(group)
-        # A group of one says the same once more.
+        # A group of one would only repeat its error.
         raise error from (group if len(group.exceptions) > 1 else error.__cause__)
     finally:
         remove_running(paths.running)
-        if member.node is None:  # The engine sleeps only where nobody has an awake part of it.
+        if member.node is None:  # The engine sleeps only if nobody has an awake part of it.
             await asyncio.to_thread(member.close_engine)
 
 
 def _keep_what_is_loaded(stack: AsyncExitStack) -> None:
-    """Has the garbage collector leave out what a start makes, libraries, model and tasks, as long as the node
-    runs: to look through half a million objects takes a quarter of a second each time."""
+    """Excludes what a start creates (libraries, model, tasks) from garbage collection while the node runs:
+    scanning half a million objects takes a quarter of a second each time."""
     gc.collect()
     gc.freeze()
     stack.callback(gc.unfreeze)
@@ -261,7 +261,7 @@ def _source_of(node: NodeLoop, seat: Seat) -> NodeSource:
 
 
 async def serve_several(members: Sequence[PolicyNode]) -> list[Summary | BaseException]:
-    """All to their end, whatever becomes of the others. In the order of `members`."""
+    """Runs all policies to their end, even if some fail. Returns their outcomes in the order of `members`."""
     company = Company(members)
     STOP_SIGNALS.hand_to(company.request_stop)
     served = (_serve_beside_others(member, company) for member in members)
@@ -285,7 +285,7 @@ async def _serve_beside_others(member: PolicyNode, company: Company) -> Summary:
 
 
 def leave_note(status: NodeStatus, seat: Seat, page: Page) -> None:
-    """Writes the note by which `swarmnode status` finds this node, and the port that it takes next time."""
+    """Writes the note by which `swarmnode status` finds this node, and the port to take next time."""
     paths, addresses = seat.paths, status.network.addresses
     note = RunningNode(os.getpid(), status.peer_id, seat.config.node.http, page.port, addresses, page.token)
     try:
@@ -298,7 +298,7 @@ def leave_note(status: NodeStatus, seat: Seat, page: Page) -> None:
 
 
 def _announce(node: NodeLoop, page: Page, seat: Seat, company: Company) -> None:
-    """Leave a note for `swarmnode status`, and tell the person and the other policies how to reach it."""
+    """Leaves a note for `swarmnode status`; tells people and the other policies how to reach this node."""
     status, config = node.status, seat.config
     addresses = status.network.addresses
     leave_note(status, seat, page)
@@ -306,7 +306,7 @@ def _announce(node: NodeLoop, page: Page, seat: Seat, company: Company) -> None:
         logger.info("the page of this node: %s", page.address)
     if (address := local_address(seat, addresses)) is not None and addresses:
         company.addresses.append(address)
-    # Whoever has joined one of several policies finds the others through it.
+    # A node that joins one of several policies finds the others through it.
     if not company.announced and (command := invitation(status)) is not None:
         company.announced = True
         state = "joining" if seeds_of(config.network) != Seeds() else "started"

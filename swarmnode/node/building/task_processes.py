@@ -1,4 +1,4 @@
-"""The processes that run the code of tasks: those for our own answers, and those for answers of strangers.
+"""The processes that run task code: some for our own answers, others for answers of strangers.
 
 TasksConfig -> tasks/data_settings.py -> [start_tasks] -> tasks: built-in ones here, those of files in
                                                           processes that end with the run
@@ -19,8 +19,8 @@ from swarmnode.tasks.task import Isolated, Task
 
 
 def start_tasks(stack: ExitStack, config: TasksConfig, home: Path | None = None) -> dict[str, Task]:
-    """Load the tasks by name; the stack ends their processes. `home`: where the node lives. Raises
-    TaskError."""
+    """Loads the tasks and returns them by name; the stack ends their processes. `home`: the node's folder.
+    Raises TaskError."""
 
     def load(spec: str) -> Task:
         task = isolate_as_set(spec, config, home=home)
@@ -30,7 +30,7 @@ def start_tasks(stack: ExitStack, config: TasksConfig, home: Path | None = None)
 
 
 def tasks_for_strangers(stack: ExitStack, tasks: Mapping[str, Task]) -> dict[str, Task]:
-    """Returns the tasks to judge what others sent: an answer that hangs a reward holds up none of our own."""
+    """Returns the tasks that judge what others sent: an answer that hangs a reward delays none of ours."""
     beside: dict[str, Task] = {}
     for name, task in tasks.items():
         if isinstance(task, Isolated):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from swarmnode.training.checkpoints.checkpoint import Checkpoint
 
 Purpose = Literal["eval", "export", "serve", "evaluate", "load"]
-"""Why a checkpoint is looked for: three commands, and what a script calls."""
+"""Why a checkpoint is needed: three commands, and two calls of scripts."""
 
 NOTHING_YET: Mapping[Purpose, tuple[str, str]] = {
     "eval": (
@@ -50,25 +50,25 @@ NOTHING_YET: Mapping[Purpose, tuple[str, str]] = {
     ),
     "load": ("load", "train first (sn.run), and pass the same model= and home="),
 }
-"""The verb of a purpose, and advice if there is no checkpoint."""
+"""For each purpose, its verb and the advice if there is no checkpoint."""
 
 NAMED_HERE = ("--set", "--config", "command line", "the script")
-"""Beginnings of the origins of a setting that was said for this one evaluation."""
+"""Prefixes of the origins of settings that were given for this one evaluation."""
 
 AS_TRAINED = ("max_tokens", "temperature", "top_p")
-"""Settings of rollout that change what is measured, and that checkpoints note."""
+"""Settings of rollout that change the measurement and that checkpoints record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfflineEvaluation(Evaluation):
-    """The figures that `swarmnode eval` prints. Rewards are means over held-out examples; None: nothing was
-    scored."""
+    """The figures that `swarmnode eval` prints. Rewards are means over held-out examples; None: no example
+    was scored."""
 
     model: str
     policy: str
     sampling: str
     examples: int
-    """Examples that were asked; of several tasks, of the one with most."""
+    """Number of examples asked; with several tasks, that of the task with the most."""
     samples: int
     """Answers to each example."""
     max_tokens: int
@@ -88,10 +88,10 @@ def evaluate_offline(
     screen: Screen | None = None,
     purpose: Purpose = "eval",
 ) -> OfflineEvaluation:
-    """Measure the newest or the best checkpoint, or the base model, where `base` says so.
+    """Measures the newest or the best checkpoint, or the base model if `base`.
 
-    On `tasks`, where they are given; else on those that the node trained on, unless some were named for this
-    very evaluation (NAMED_HERE), and sampled `as_trained`. Where there is nothing to measure, that is said
+    It measures on `tasks` if they are given; else on those that the node trained on, unless this evaluation
+    names its own (NAMED_HERE). Answers are sampled `as_trained`. If there is nothing to measure, it says so
     before a model is loaded.
     """
     if greedy and samples > 1:
@@ -145,8 +145,8 @@ def load_checkpoint(
     apply: bool = True,
     purpose: Purpose = "eval",
 ) -> "tuple[LocalPolicy, Checkpoint | None]":
-    """The policy of the newest or the best checkpoint with an engine to sample from it; where `base` says so,
-    the base model as it is, without one. Raises CheckpointError before a model is loaded for nothing.
+    """Returns the policy of the newest or the best checkpoint, with an engine to sample from it. With `base`:
+    the base model, and no checkpoint. Raises CheckpointError before a model is loaded for nothing.
 
     Without `apply` it is the base model until `apply_checkpoint`.
     """
@@ -167,9 +167,9 @@ def load_checkpoint(
 
 
 def as_trained(settings: Settings) -> Settings:
-    """The settings with answers as the run had them that is measured or asked: their length and sampling,
-    unless named for this very command (NAMED_HERE, or the environment). Raises CheckpointError for a run that
-    does not exist, or whose settings are invalid."""
+    """Returns the settings with the answer length and sampling of the run in question, unless this command
+    sets them (NAMED_HERE, or the environment). Raises CheckpointError if the run does not exist or its
+    settings are invalid."""
     run = trained_run(runs_in(settings.paths.checkpoints), settings.model, named=settings.config.node.run)
     noted = {} if run is None or run.state is None else run.state.settings
     taken = {
@@ -185,8 +185,8 @@ def as_trained(settings: Settings) -> Settings:
 
 
 def with_room(config: Config, local: "LocalPolicy") -> Config:
-    """The settings with answers that leave room for a prompt: as they are set; where those are too long for
-    the model, half of what it takes."""
+    """Returns the settings with answers that leave room for a prompt: as configured, or half of what the
+    model takes if that is too long for it."""
     limit = local.base.max_positions
     if limit is None or config.rollout.max_tokens < limit:
         return config
@@ -199,15 +199,15 @@ def _rolled_out(config: Config, **changed: float) -> Config:
 
 
 def apply_checkpoint(local: "LocalPolicy", checkpoint: "Checkpoint") -> None:
-    """Let the policy and its engine be what a checkpoint says. Raises CheckpointError."""
+    """Sets the policy and its engine to those of a checkpoint. Raises CheckpointError."""
     local.policy.load_adapter(checkpoint.adapter)
     local.policy.version = checkpoint.state.policy_version
     local.engine.set_policy(local.policy.update())
 
 
 def _trained_on(tasks: TasksConfig, checkpoint: "Checkpoint | None") -> TasksConfig:
-    """The tasks of a checkpoint, where it names them. Raises TaskError where a file of theirs is gone, or
-    they were objects of a script."""
+    """Returns the tasks of a checkpoint if it names them. Raises TaskError if one of their files is gone, or
+    if they were objects of a script."""
     specs = () if checkpoint is None else checkpoint.state.task_specs
     measured = () if checkpoint is None else checkpoint.state.measure.tasks
     if measured and not specs:
@@ -224,19 +224,19 @@ def _trained_on(tasks: TasksConfig, checkpoint: "Checkpoint | None") -> TasksCon
             f"the checkpoint was trained on {gone[0]}, which is gone",
             hint="pass the file's new path, or other tasks: `swarmnode eval --task FILE`",
         )
-    # What was said of data sets stands in their names.
+    # The names contain the settings of data sets.
     return tasks.model_copy(update={"names": specs, "reward": (), "system_prompt": ""})
 
 
 def of_round(checkpoint: "Checkpoint") -> str:
-    """Returns a checkpoint's round in words; the run is named where its home has several."""
+    """Returns a checkpoint's round in words, with the run's name if its home has several."""
     run = checkpoint.folder.parent
     several = len(runs_in(run.parent)) > 1
     return f"of round {checkpoint.state.counters.round}" + (f" of run {run.name}" if several else "")
 
 
 def _check_trained(settings: Settings, purpose: Purpose) -> None:
-    """Raise CheckpointError, before a model is loaded for nothing, where no run is of this model."""
+    """Raises CheckpointError, before a model is loaded for nothing, if no run is of this model."""
     folder, model = settings.paths.checkpoints, settings.model
     known = runs_in(folder)
     if is_trained(known, model, named=settings.config.node.run):

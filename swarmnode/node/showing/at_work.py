@@ -1,28 +1,28 @@
-"""The verdict on a running node: it does its work, waits with a reason, or does nothing any more.
+"""The verdict on a running node: it works, waits for a reason, or has stopped making progress.
 
 node_status.py -> [at_work] -> `swarmnode status --healthy` -> HEALTHCHECK of docker/Dockerfile
 
-A port that answers says little: a node whose engine hangs still answers. So the question is when a round was
-last done. A node that waits and says for what, or was paused, is well.
+An open port says little: a node whose engine hangs still answers. So the verdict depends on when the last
+round was done. A node that waits and says for what, or was paused, is healthy.
 """
 
 from swarmnode.node.showing.node_status import NodeStatus
 
 PATIENCE_S = 1800.0
-"""A round, a download or an evaluation may take this long without a word."""
+"""A round, a download or an evaluation may take this long without any sign."""
 
 PATIENCE_ROUNDS = 10.0
-"""So many times the last round's length, where that is longer."""
+"""Or this many times the length of the last round, if that is longer."""
 
 WAITS = ("paused", "resting", "waiting", "serving", "stopped")
-"""Beginnings of the phases in which no round is to be expected; their detail says why."""
+"""Prefixes of the phases in which no round is expected; their detail says why."""
 
 NETWORK_PATIENCE_S = 120.0
-"""Time within which the network of a seed is up again."""
+"""Time within which the network of a seed should be up again."""
 
 
 def at_work(status: NodeStatus, now_s: float) -> tuple[bool, str]:
-    """Returns whether the node does its work, and what it does or since when it does nothing, in words."""
+    """Returns True if the node works, and in words what it does or for how long it has made no progress."""
     doing = f"{status.phase.name}, {status.phase.detail}" if status.phase.detail else status.phase.name
     if not status.learns:
         down = status.network.state != "up" and now_s - status.network.since > NETWORK_PATIENCE_S

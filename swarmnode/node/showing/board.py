@@ -1,10 +1,10 @@
-"""Keeps the node's status, and tells whoever shows it: every change of the one record goes through here.
+"""Keeps the node's status and tells its watchers: every change of the one record goes through here.
 
 node.py -> [StatusBoard] -> NodeStatus -> /status, /metrics
                                 |
                                 +-> [Watchers] -> monitors.py | extensions/panel/ | a stream
 
-Watchers are told after every round: monitors.py and the log always, a panel on a terminal.
+Watchers are called after every round: monitors.py and the log always, a panel only on a terminal.
 """
 
 import logging
@@ -55,14 +55,14 @@ Occasion = Literal["round", "evaluation", "tick"]
 MOST_EARLIER = 24
 """Phases that are remembered."""
 MOST_PEERS = 64
-"""Peers that a status names one by one."""
+"""Peers that a status lists one by one."""
 
 policy_label: ContextVar[str] = ContextVar("policy_label", default="")
-"""The policy's label before every line of the story that is about one of several policies; empty with one."""
+"""Prefix of every log line that is about one of several policies; empty with a single one."""
 
 
 class StatusBoard:
-    """`status` is always whole: readers in other threads see the record before a change or after it."""
+    """`status` is always consistent: readers in other threads see the record before or after a change."""
 
     def __init__(
         self,
@@ -78,10 +78,10 @@ class StatusBoard:
         neighbours: Collection[str] = (),
         learns: bool = True,
     ) -> None:
-        """`neighbours`: peer ids of the other policies of this process. `learns`: there is a policy."""
+        """`neighbours`: peer ids of the other policies of this process. `learns`: it has a policy."""
         now = time.time()
         self.peers_outside = 0
-        """Connected peers that are not of this process."""
+        """Connected peers outside this process."""
         self._neighbours = frozenset(neighbours)
         self._starving = Starving()
         self.status = NodeStatus(
@@ -101,7 +101,7 @@ class StatusBoard:
         )
 
     def enter(self, name: str, detail: str = "") -> None:
-        """Say what is being done; the clock of a phase runs on while its name stays the same."""
+        """Enter a phase. Its clock keeps running while the name stays the same."""
         since = self.status.phase.since if self.status.phase.name == name else time.time()
         earlier = self.status.earlier
         if self.status.phase.name != name:
@@ -109,7 +109,7 @@ class StatusBoard:
         self.show(phase=Phase(name, since, detail), earlier=earlier)
 
     def counted(self, counters: Counters, policy_version: int) -> None:
-        """Take over the numbers that continue over restarts."""
+        """Take over the counters that continue across restarts."""
         progress = msgspec.structs.replace(
             self.status.progress,
             round=counters.round,
@@ -122,7 +122,7 @@ class StatusBoard:
     def trained(
         self, rollouts: RoundRollouts, external: Sequence[RolloutGroup], report: TrainReport, round_s: float
     ) -> None:
-        """A round is over."""
+        """Record a finished round."""
         parts = by_reward(scores for group in rollouts.groups for scores in group.scores)
         spreads = [std for group in rollouts.groups if (std := group.reward_std) is not None]
         reward = msgspec.structs.replace(
@@ -147,7 +147,7 @@ class StatusBoard:
         self.show(reward=reward, speed=speed, generation=rollouts.generation, training=report)
 
     def learned(self, report: TrainReport) -> None:
-        """An iteration is over that nothing was generated for."""
+        """Record a finished iteration without generation."""
         speed = Speed(train_s=report.seconds, round_s=report.seconds, done_at=time.time())
         self.show(speed=speed, training=report)
 
@@ -165,11 +165,11 @@ class StatusBoard:
         self.show(checkpoint=Saved(round, time.time()))
 
     def not_saved(self, why: str) -> None:
-        """The last attempt failed; the checkpoint before it is still the newest."""
+        """Record a failed attempt; the previous checkpoint is still the newest."""
         self.show(checkpoint=msgspec.structs.replace(self.status.checkpoint, error=why))
 
     def shared(self, stats: ExchangeStats | None, trained: Mapping[str, int]) -> None:
-        """Take over the exchange's counters; None if there is no exchange."""
+        """Take over the exchange's counters; None: there is no exchange."""
         if stats is None:
             self.show(exchange=Sharing(trained=dict(trained)))
             return
@@ -187,7 +187,7 @@ class StatusBoard:
         self.show(exchange=sharing, help=stats.help, receipts=stats.receipts, health=stats.health)
 
     def borrowed(self, library: Borrower, state: CatchingUp) -> None:
-        """Takes over what is kept of the swarm's library, and what was learnt of it."""
+        """Record what this node keeps of the swarm's library, and what it learnt from it."""
         found = library.borrowed
         self.show(
             library=LibraryStatus(
@@ -205,7 +205,7 @@ class StatusBoard:
     async def look_at(self, host: Host, reach: Reach | None = None) -> None:
         """Ask the host for its state, peers and addresses. While it is down it has no peers.
 
-        A change of the verdict on who can reach us is told in the log, once."""
+        The log reports each change of the verdict on who can reach us once."""
         state = host.status()
         ends: Mapping[str, Sequence[str]] = {}
         addresses = self.status.network.addresses
@@ -236,7 +236,7 @@ class StatusBoard:
             logger.info("or: swarmnode join %s", network.invitation)
 
     def show(self, **parts: object) -> None:
-        """Replaces these parts of the status, by the names of its fields."""
+        """Replaces these parts of the status, named by its fields."""
         self.status = msgspec.structs.replace(self.status, **parts)
 
 
@@ -251,17 +251,17 @@ IN_VAIN = (
 
 
 class Starving:
-    """Notices that others announce, and nothing of it can be fetched or used."""
+    """Notices that others announce groups of which none can be fetched or used."""
 
     def __init__(self) -> None:
         self._accepted = 0
         self._before = Counter[str]()
-        """What was in vain until something was accepted."""
+        """Failures, by reason, up to the last accepted group."""
         self._since_s: float | None = None
 
     def look(self, accepted: int, dropped: Mapping[str, int], now_s: float) -> str:
-        """Returns what is wrong and what to do, empty while nothing is. Groups that were accepted, and what
-        was dropped by reason."""
+        """Returns the problem and what to do, or "" while there is none. `accepted`: number of groups so far;
+        `dropped`: the others by reason."""
         in_vain = Counter[str]({reason: dropped.get(reason, 0) for reason in IN_VAIN})
         if accepted > self._accepted:
             self._accepted, self._before, self._since_s = accepted, in_vain, None
@@ -283,7 +283,7 @@ class Starving:
 
 
 def _distance(ends: Sequence[str]) -> str:
-    """Returns how far away the nearest end of a peer is; anything but an address is ignored."""
+    """Returns how far away the nearest end of a peer is. Anything but an address is ignored."""
     found = set[str]()
     for end in ends:
         with suppress(NetworkError):
@@ -300,7 +300,7 @@ def _by_task(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def _why_flat(group: RolloutGroup) -> str:
-    """Returns why a group without a gradient has none, by the first reward of it."""
+    """Returns why a group has no gradient, judged by its first reward."""
     known = [reward for reward in group.rewards if reward is not None]
     if not known:
         return "unscored"
@@ -325,7 +325,7 @@ class Watcher(Protocol):
 
 
 class RoundLines:
-    """Has a line of each round in the log. The live panel shows rounds by itself and leaves these out."""
+    """Logs a line for each round. The live panel shows rounds itself and leaves these lines out."""
 
     logger = logging.getLogger("swarmnode.rounds")
 
@@ -338,7 +338,7 @@ class RoundLines:
 
 
 class Watchers:
-    """Several watchers as one. One whose output is gone (a closed pipe) is dropped; the node goes on."""
+    """Several watchers as one. A watcher whose output is closed is dropped; the node continues."""
 
     def __init__(self, members: Sequence[Watcher]) -> None:
         self._members = list(members)
@@ -359,7 +359,7 @@ class Watchers:
 
 
 def round_line(status: NodeStatus) -> str:
-    """A round in one line: reward, data, speed, swarm."""
+    """Returns a round as one line: reward, data, speed, swarm."""
     training, progress = status.training, status.progress
     book = f", {training.replayed} of {training.book} answers in the book" if training.book else ""
     limit = f"/{progress.rounds_limit}" if progress.rounds_limit is not None else ""

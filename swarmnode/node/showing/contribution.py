@@ -1,4 +1,4 @@
-"""The contribution of a node, as the heart knows it.
+"""The contribution of a node, as the core sees it.
 
 members.py -> [open_contribution] -> registry.py -> extensions/contribution/ -> WeekContribution -> status
 """
@@ -14,18 +14,18 @@ from swarmnode.settings.config import Config
 
 
 class ContributionKeeper(Protocol):
-    """Keeps what a machine gave and got."""
+    """Records what a machine gave and got."""
 
     def see(self, status: NodeStatus) -> WeekContribution:
-        """Called often, with the status of each policy; returns at once, with what all of them came to."""
+        """Called often, with the status of each policy; returns the total of all policies at once."""
         ...
 
 
 def open_contribution(
     stack: ExitStack, config: Config, folder: Path
 ) -> Callable[[NodeStatus], WeekContribution]:
-    """Returns what tells of the contribution, until the stack is closed: the first keeper that is installed.
-    A node does without where there is none."""
+    """Returns a function that reports the contribution until the stack is closed, from the first installed
+    keeper. Without a keeper it reports nothing."""
     keep = first("contribution")
     if keep is None:
         return lambda status: WeekContribution()

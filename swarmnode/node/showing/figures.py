@@ -1,4 +1,4 @@
-"""Figures as a person reads them, the same in log, panel, page and commands."""
+"""Formats figures for people, the same way in log, panel, page and commands."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ SPARKS = "▁▂▃▄▅▆▇█"
 
 
 def shown(value: float | None, spec: str = ".3f") -> str:
-    """A number, or `-` for what is unknown.
+    """Returns a number as text, `-` if it is unknown.
 
     >>> shown(None), shown(0.25)
     ('-', '0.250')
@@ -15,7 +15,7 @@ def shown(value: float | None, spec: str = ".3f") -> str:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A curve in characters, from the lowest to the highest value shown.
+    """Returns a curve in characters, from the lowest to the highest value shown.
 
     >>> sparkline([0.0, 0.5, 1.0])
     '▁▄█'
@@ -28,7 +28,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def age(seconds: float) -> str:
-    """A duration as a person would say it.
+    """Returns a duration in words.
 
     >>> age(75), age(7300)
     ('1 min 15 s', '2 h 1 min')

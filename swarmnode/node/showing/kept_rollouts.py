@@ -1,4 +1,4 @@
-"""The rollouts of a run that are kept for people, as the heart knows them: where, and who keeps them.
+"""The rollouts of a run that are kept for people, as the core sees them: the file, and its keeper.
 
 members.py -> [find_keeper] -> registry.py -> extensions/page/rollout_log.py -> the file in the run's folder
 """
@@ -12,14 +12,14 @@ from swarmnode.types import RolloutGroup
 FILE = "rollouts.jsonl"
 
 Credit = Callable[[RolloutGroup], "Sequence[float | None] | None"]
-"""The advantages of a group; None: it has no gradient."""
+"""Returns the advantages of a group, or None if it has no gradient."""
 Pieces = Callable[[Sequence[int]], Sequence[str]]
-"""The text of each token."""
+"""Returns the text of each token."""
 KeepRollouts = Callable[[int, Sequence[RolloutGroup], Sequence[RolloutGroup]], None]
 """Called with the number of each round, its own groups, and those of others."""
 
 
 def find_keeper(path: Path, credit: Credit, seed: int, pieces: Pieces) -> KeepRollouts | None:
-    """Returns what keeps the rollouts of a run in this file. None: nobody does."""
+    """Returns the function that stores the rollouts of a run in this file. None: no keeper is installed."""
     make = first("rollouts")
     return None if make is None else make(path, credit, seed, pieces).keep

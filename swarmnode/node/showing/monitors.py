@@ -1,11 +1,11 @@
-"""The numbers of a run go to a file, always, and to the trackers that somebody asks for.
+"""Sends the numbers of a run to a file, always, and to the trackers that the settings name.
 
 node.py -> StatusBoard -> [MonitorFeed] -> a thread for each [Monitor] -> metrics.jsonl | TensorBoard | ...
 
 A monitor is an object with the three methods of `Monitor`. `node.monitors` names ours, or one of your own as
-`mymodule:name`; a script passes objects. Each has a thread of its own: one that hangs, raises or finds a full
-disk holds up nothing. That is said once and counted as `monitors.failed`; it is told of the next round all
-the same.
+`mymodule:name`; a script passes objects. Each runs in its own thread, so one that hangs, raises or finds a
+full disk delays nothing. The failure is logged once and counted as `monitors.failed`; the monitor still
+receives the next round.
 """
 
 import json
@@ -29,18 +29,18 @@ from swarmnode.settings.config import SECTIONS, Config
 logger = logging.getLogger(__name__)
 
 MOST_LOG_BYTES = 64 * 2**20
-"""Then a file is put aside once, so that a node that runs for months keeps its disk."""
+"""Size at which a file is renamed and replaces the previous one, so that months of rounds fill no disk."""
 MOST_WAITING = 256
-"""Rounds that wait for a monitor that is slow; what comes on top is lost to it."""
+"""Rounds that wait for a slow monitor; it misses any beyond that."""
 PATIENCE_S = 30.0
-"""Longest wait at the end for monitors that still have something to write."""
+"""Longest wait at the end for monitors that are still writing."""
 
 Event = Literal["round", "evaluation"]
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """A run as its monitors hear of it before the first round."""
+    """A run as described to its monitors before the first round."""
 
     name: str
     """The node's name."""
@@ -48,28 +48,28 @@ class RunInfo:
     swarm: str
     model: str
     folder: Path
-    """The folder of the node's logs, for what a monitor writes."""
+    """The folder of the node's logs, where a monitor may write."""
     settings: Mapping[str, Any]
     """Every setting by its full name, as in "training.learning_rate"."""
     run: str = ""
-    """Name of the run that is trained; empty in a pipeline."""
+    """Name of the run; empty in a pipeline."""
 
 
 @runtime_checkable
 class Monitor(Protocol):
-    """Follows a run. All three methods are called in one thread, and no error of theirs stops anything."""
+    """Follows a run. All three methods are called in one thread, and no error in them stops anything."""
 
     def start(self, run: RunInfo) -> None:
-        """Called before the first `log`, again before the next one where it raised."""
+        """Called before the first `log`, and again before the next one if it raised."""
         ...
 
     def log(self, event: Event, round: int, values: Mapping[str, float]) -> None:
         """Called after every round and every evaluation, which has the number of the round before it.
-        `values` are all known numbers by name (docs/metrics.md)."""
+        `values`: all known numbers by name (docs/metrics.md)."""
         ...
 
     def finish(self, summary: Summary) -> None:
-        """Called once at the end, where `start` was not in vain."""
+        """Called once at the end, if `start` succeeded."""
         ...
 
 
@@ -88,14 +88,14 @@ class JsonlMonitor:
 
 
 def make_monitors(names: Sequence[str]) -> list[Monitor]:
-    """The JSONL file and the monitors that `node.monitors` names. A class or function without arguments makes
-    one. Raises ConfigError for what is none, and for a tracker that is not installed."""
+    """Returns the JSONL file and the monitors that `node.monitors` names: objects, or classes or functions
+    that need no arguments. Raises ConfigError for anything else, and for a tracker that is not installed."""
     return [JsonlMonitor(), *(checked_monitor(find("monitor", name), name) for name in names)]
 
 
 def checked_monitor(given: object, name: str = "") -> Monitor:
-    """An object as the monitor that it is, or what a class or function without arguments makes. Raises
-    ConfigError for one that lacks a method, or that needs arguments."""
+    """Returns an object as a monitor, or what a class or function makes without arguments. Raises ConfigError
+    if it lacks a method or needs arguments."""
     shown = name or repr(given)[:80]
     if isinstance(given, type) or (callable(given) and not isinstance(given, Monitor)):
         try:
@@ -113,11 +113,11 @@ def checked_monitor(given: object, name: str = "") -> Monitor:
     return given
 
 
-# ---- how they are told ----
+# ---- calling them ----
 
 
 class MonitorFeed:
-    """The `Watcher` that tells monitors."""
+    """The `Watcher` that calls the monitors."""
 
     def __init__(self, run: RunInfo, monitors: Sequence[Monitor], patience_s: float = PATIENCE_S) -> None:
         self._told = [_Told(monitor, run) for monitor in monitors]
@@ -126,7 +126,7 @@ class MonitorFeed:
 
     @property
     def failed(self) -> int:
-        """Calls of monitors that raised, or for which a monitor was too slow."""
+        """Calls of monitors that raised, or that a slow monitor missed."""
         return sum(one.failed for one in self._told)
 
     def see(self, event: Occasion, status: NodeStatus) -> None:
@@ -137,9 +137,9 @@ class MonitorFeed:
                 one.log(event, status.progress.round, values)
 
     def close(self) -> None:
-        """Let them finish. Those that have not by then are abandoned."""
+        """Let the monitors finish. Any that have not by the deadline are abandoned."""
         for one in self._told:
-            # Nobody has begun who was told nothing.
+            # A monitor that was told nothing has not begun.
             one.end(None if self._last is None else summary_of(self._last))
         until = time.monotonic() + self._patience_s
         for one in self._told:
@@ -151,7 +151,7 @@ class MonitorFeed:
 
 
 class _Told:
-    """One monitor, and what it has not been told yet."""
+    """One monitor, and the calls that wait for it."""
 
     def __init__(self, monitor: Monitor, run: RunInfo) -> None:
         self.what = f"monitor {type(monitor).__name__}"
@@ -159,7 +159,7 @@ class _Told:
         self._run = run
         self._waiting: queue.Queue[Callable[[], bool] | None] = queue.Queue(MOST_WAITING)
         self._begun = self._failing = False
-        self._raised = self._lost = 0  # one is counted by the monitor's thread, the other by the node's
+        self._raised = self._lost = 0  # the monitor's thread counts one, the node's thread the other
         self.thread = threading.Thread(target=self._serve, name=self.what, daemon=True)
         self.thread.start()
 
@@ -176,7 +176,7 @@ class _Told:
             self._lost += 1
 
     def end(self, summary: Summary | None) -> None:
-        """Have it finish after what is queued; replaces the oldest entry if the queue is full."""
+        """Let it finish after what is queued; if the queue is full, this replaces the oldest entry."""
         for call in (None,) if summary is None else (partial(self._finish, summary), None):
             with suppress(queue.Empty):
                 if self._waiting.full():
@@ -212,7 +212,7 @@ class _Told:
 
 
 def run_info(config: Config, *, name: str, peer_id: str, model: str, folder: Path, run: str = "") -> RunInfo:
-    """Returns a run with these settings as its monitors hear of it."""
+    """Returns the description of a run with these settings for its monitors."""
     sections = {section: getattr(config, section).model_dump(mode="json") for section in SECTIONS}
     settings = {
         f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()
@@ -221,7 +221,7 @@ def run_info(config: Config, *, name: str, peer_id: str, model: str, folder: Pat
 
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
-    """Append a JSON object to a file of bounded size: a full one becomes NAME.1.jsonl. Raises OSError."""
+    """Appends a JSON object to a file of bounded size: a full one becomes NAME.1.jsonl. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and path.stat().st_size > MOST_LOG_BYTES:
         path.replace(path.with_suffix(".1.jsonl"))

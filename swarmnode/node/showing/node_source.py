@@ -1,4 +1,4 @@
-"""A running node as those who look at it from beside see it: its page, and its guards.
+"""A running node as its observers see it: its page, and its guards.
 
 run.py, seed_node.py, run_pipeline.py -> [NodeSource] -> page.py, guards.py -> extensions
 """
@@ -15,7 +15,7 @@ from swarmnode.settings.config import Config
 
 @dataclass(frozen=True, slots=True)
 class NodeSource:
-    """A running node. Who has it is in a thread of its own and changes nothing but `control`."""
+    """A running node. Its users run in threads of their own and change nothing but `control`."""
 
     status: Callable[[], NodeStatus]
     control: RunControl

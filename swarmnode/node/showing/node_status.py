@@ -347,9 +347,9 @@ class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def invitation(status: NodeStatus) -> str | None:
-    """Return the command by which another machine joins this node's swarm; None while it is unreachable.
+    """Returns the command by which another machine joins this node's swarm, or None while it is unreachable.
 
-    It is for outsiders if they can use it, else for those named by `joins_from`."""
+    It is for outsiders if they can use it, else for those that `joins_from` names."""
     addresses = _usable(status)[1]
     if not addresses:
         return None
@@ -364,22 +364,22 @@ def invitation(status: NodeStatus) -> str | None:
 
 
 def joins_from(status: NodeStatus) -> str:
-    """Return who can use the invitation: `another machine`, or who is nearer."""
+    """Returns who can use the invitation: `another machine`, or one that is nearer."""
     nearer = {"lan": "another machine on this LAN", "machine": "another node on this machine"}
     return nearer.get(_usable(status)[0], "another machine")
 
 
 def short_invitation(swarm: str, network: Network) -> str:
-    """Return the invitation for outsiders as a string (network/finding/invitation.py); empty where there is
+    """Returns the invitation for outsiders as a string (network/finding/invitation.py), or "" if there is
     none.
 
-    That of a private swarm has its key in it, which no status tells."""
+    That of a private swarm contains its key, which no status reveals."""
     addresses = () if network.private else _for_outsiders(network)
     return Invitation(name=swarm, seeds=addresses[:MAX_SEEDS]).text() if addresses else ""
 
 
 def _usable(status: NodeStatus) -> tuple[Scope, tuple[str, ...]]:
-    """Return the addresses for whoever is farthest away and can use any."""
+    """Returns the addresses for the farthest scope that can use any."""
     found = _for_outsiders(status.network)
     if found:
         return "public", found
@@ -389,36 +389,37 @@ def _usable(status: NodeStatus) -> tuple[Scope, tuple[str, ...]]:
 
 
 def _for_outsiders(network: Network) -> tuple[str, ...]:
-    """Return what was found to work; before anybody has looked, our public addresses."""
+    """Returns the addresses that were found to work; before any check, our public addresses."""
     if network.reach.verdict != "unknown" or network.reach.addresses:
         return network.reach.addresses
     return _within("public", network.addresses)
 
 
 def _within(scope: Scope, addresses: Iterable[str]) -> tuple[str, ...]:
-    """Return the addresses of a scope; what is none is left out, as a status may come from elsewhere."""
+    """Returns the addresses of a scope. Anything else is left out, as a status may come from elsewhere."""
     found: list[str] = []
     for address in addresses:
         with suppress(NetworkError):
-            # Who joins cannot dial places at a relay, only who is in a pipeline (network.relays).
+            # Joining machines cannot dial addresses at a relay; only members of a pipeline can
+            # (network.relays).
             found += [address] if scope_of(address) == scope and not is_relayed(address) else []
     return tuple(found)
 
 
 def swarm_of(status: NodeStatus) -> str:
-    """The swarm as a screen names it."""
+    """Returns the name of the swarm as a screen shows it."""
     return f"{status.swarm} (private)" if status.network.private else status.swarm
 
 
 def printable_status(status: NodeStatus) -> NodeStatus:
-    """The status with every text in it fit for a terminal: names, details and reasons may quote a peer."""
+    """Returns the status with all text safe for a terminal: names, details and reasons may quote a peer."""
     return msgspec.convert(_printable(msgspec.to_builtins(status)), NodeStatus)
 
 
 def measurements(status: NodeStatus) -> dict[str, float]:
-    """Every known number by dotted name; the names of JSONL and, with underscores, of Prometheus.
+    """Returns every known number by dotted name, as in JSONL and, with underscores, in Prometheus.
 
-    Unknown ones are absent: a gauge at zero would be a lie. Of a seed, so is all that is about a policy.
+    Unknown numbers are absent: a gauge at zero would be a lie. A seed also lacks everything about a policy.
     """
     found = dict(_numbers("", msgspec.to_builtins(status)))
     return {name: value for name, value in found.items() if status.learns or name.startswith(OF_SEEDS)}

@@ -1,4 +1,4 @@
-"""The page of a running node, as the heart knows it.
+"""The page of a running node, as the core sees it.
 
 run.py, seed_node.py, run_pipeline.py -> [open_page] -> registry.py -> extensions/page/page_server.py
 """
@@ -14,7 +14,7 @@ from swarmnode.registry import find, names
 logger = logging.getLogger(__name__)
 
 USUAL = "web"
-"""The page of extensions/page/; a node does without where that is not installed."""
+"""The page of extensions/page/; without that extension a node has no page."""
 
 
 class Page(Protocol):
@@ -30,13 +30,13 @@ class Page(Protocol):
 
     @property
     def token(self) -> str:
-        """The secret of this start, by which commands of this machine ask for something."""
+        """The secret of this start, with which commands on this machine make requests."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class NoPage:
-    """Stands for the page of a node that has none."""
+    """Stands for the page of a node without one."""
 
     port: int = 0
     address: str = ""

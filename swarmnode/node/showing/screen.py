@@ -1,4 +1,4 @@
-"""A node's story goes to a log file, and to a live panel on a terminal or in plain lines elsewhere.
+"""Writes a node's log lines to a file, and to a live panel on a terminal or as plain lines elsewhere.
 
 run.py -> [Screen] -> node.log, stderr (stdout is kept for the last line)
                    -> [find_panel] -> registry.py -> extensions/panel/
@@ -26,17 +26,17 @@ from swarmnode.registry import first
 logger = logging.getLogger(__name__)
 
 LOG_FILE = "node.log"
-"""Its name in the folder of the logs. One that is full becomes node.log.1."""
+"""Its name in the log folder. A full one becomes node.log.1."""
 
 CHATTER = ("bitsandbytes.backends.cpu.ops",)
-"""Loggers of libraries whose warnings are about what we do not use (a kernel from the hub)."""
+"""Loggers of libraries that warn about something we do not use (a kernel from the hub)."""
 
 PROGRESS_LINES = 5
 """Lines about a long preparation."""
 
 
 class LiveHandler(logging.Handler):
-    """A `Watcher` that shows the lines of the log, too."""
+    """A `Watcher` that also shows the lines of the log."""
 
     def see(self, event: Occasion, status: NodeStatus) -> None:
         raise NotImplementedError
@@ -47,19 +47,19 @@ class TerminalPanel:
     """The panel of a node on a terminal."""
 
     live: Callable[[], LiveHandler]
-    """Begins to draw on stderr, until it is closed."""
+    """Starts to draw on stderr, until it is closed."""
     picture: Callable[[NodeStatus], object]
-    """Makes a picture that rich prints."""
+    """Returns a picture that rich prints."""
 
 
 def find_panel() -> TerminalPanel | None:
-    """Returns the first panel that is installed. A node does without where there is none."""
+    """Returns the first installed panel, or None."""
     return first("panel")
 
 
 class _Showing:
-    """The screens that show the story, of several nodes in one program: the last one to end may be none of
-    the first to begin."""
+    """Counts the screens of a program that show log lines: nodes that overlap need not end in the order in
+    which they began."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -84,13 +84,12 @@ _showing = _Showing()
 
 
 class Screen:
-    """Sets up logging for the length of a command. `start_watcher` hands the terminal over to the panel."""
+    """Sets up logging for the duration of a command. `start_watcher` hands the terminal to the panel."""
 
     def __init__(
         self, log_file: Path | None = None, *, terminal: bool | None = None, shows: bool = True
     ) -> None:
-        """`terminal`: whether stderr is one; None: as it is. `shows`: without it the story goes to the log
-        file alone."""
+        """`terminal`: stderr is one; None: detect it. `shows` False: log lines go to the file only."""
         self._log_file = log_file
         self._terminal = shows and (sys.stderr.isatty() if terminal is None else terminal)
         self._shows = shows
@@ -101,9 +100,9 @@ class Screen:
         self._lines: logging.Handler | None = None
 
     def __enter__(self) -> Self:
-        # A level that somebody chose for our logger is about stderr; the file has the whole story.
+        # A level that a program chose for our logger is about stderr; the file has all lines.
         self._logger.setLevel(min(self._least, logging.INFO))
-        # What is shown is not shown twice; what is not shown still reaches a program's own logging.
+        # Lines that we show are not shown twice; otherwise they still reach a program's own logging.
         if self._shows:
             _showing.begin(self._logger)
         for name in CHATTER:
@@ -112,7 +111,7 @@ class Screen:
             self._lines = self._add(logging.StreamHandler(sys.stderr), "%(asctime)s %(policy)s%(message)s")
             self._lines.setLevel(self._least)
         elif self._log_file is not None:
-            # Whoever reads a tracker instead of the log hears of its end all the same.
+            # People who read a tracker instead of the log still learn when it fails.
             self._add(logging.StreamHandler(sys.stderr), "%(message)s").addFilter(_of_monitors)
         if self._log_file is not None:
             self._keep_file(self._log_file)
@@ -138,19 +137,19 @@ class Screen:
             self._add(handler, line, "%Y-%m-%d %H:%M:%S")
 
     def progress(self, done: int, total: int, what: str) -> None:
-        """Says in a few lines how far a preparation is. Raises StoppedEarly."""
+        """Logs in a few lines how far a preparation is. Raises StoppedEarly."""
         STOP_SIGNALS.check()
         if done == 0 or done * PROGRESS_LINES // total > (done - 1) * PROGRESS_LINES // total:
             logger.info("%s: %d of %d", what, done, total)
 
     def panel(self) -> TerminalPanel | None:
-        """Returns the panel that `start_watcher` shows. None: there are plain lines. Raises ConfigError."""
+        """Returns the panel that `start_watcher` shows. None: plain lines. Raises ConfigError."""
         shows = self._terminal and self._lines is not None and self._least <= logging.INFO
         return find_panel() if shows else None
 
     def start_watcher(self) -> Watcher:
-        """Returns what has a line of each round in the log; on a terminal with the live panel, which takes
-        over the log's other lines there: one for all policies."""
+        """Returns a watcher that logs a line for each round. On a terminal it includes the live panel, one
+        for all policies, which also shows the other log lines there."""
         panels = self.panel()
         if self._lines is None or panels is None:
             return RoundLines()
@@ -168,7 +167,7 @@ class Screen:
 
 
 class LogFile(RotatingFileHandler):
-    """The log's file. Lines that a full disk does not take are left out, which is said once."""
+    """The log file. Lines that do not fit on a full disk are left out, which is reported once."""
 
     said = False
 
@@ -181,12 +180,12 @@ class LogFile(RotatingFileHandler):
             logger.warning("cannot write %s (%s): some log lines are lost", self.baseFilename, error.strerror)
 
     def close(self) -> None:
-        with suppress(OSError):  # What a full disk did not take is tried once more.
+        with suppress(OSError):  # It tries once more to write what a full disk did not take.
             super().close()
 
 
 class PrintableFormatter(logging.Formatter):
-    """Formats records so that no text in them, whoever wrote it, begins a line or steers a terminal."""
+    """Formats records so that no text in them can begin a line or control a terminal, whoever wrote it."""
 
     def format(self, record: logging.LogRecord) -> str:
         # The record may carry a traceback that another formatter has written.
@@ -200,7 +199,7 @@ class PrintableFormatter(logging.Formatter):
         return printable(super().formatMessage(record))
 
     def formatException(self, ei: Any) -> str:
-        # Every line of a traceback is indented: none can be taken for a line of the log.
+        # Every line of a traceback is indented, so none can be taken for a line of the log.
         return indent(printable_lines(super().formatException(ei)), "    ")
 
 

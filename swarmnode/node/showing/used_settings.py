@@ -19,7 +19,7 @@ SETTINGS_FILE = "settings.json"
 
 
 def used_settings(config: Config, origins: Mapping[str, str]) -> list[dict[str, str]]:
-    """Returns every setting as a text, with its origin and its sentence; passwords are stars."""
+    """Returns every setting as text, with its origin and its description; passwords are masked."""
     tree = config.model_dump(mode="json")
     default = Config().model_dump(mode="json")
     found: list[dict[str, str]] = []
@@ -33,7 +33,7 @@ def used_settings(config: Config, origins: Mapping[str, str]) -> list[dict[str, 
 
 
 def keep_settings(folder: Path, config: Config, origins: Mapping[str, str]) -> None:
-    """Writes the settings of this start into the run's folder, for when it has ended."""
+    """Writes the settings of this start into the run's folder, to be read after the run."""
     try:
         replace_file(folder / SETTINGS_FILE, msgspec.json.encode(used_settings(config, origins)))
     except OSError as error:

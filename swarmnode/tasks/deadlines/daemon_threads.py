@@ -1,4 +1,4 @@
-"""Work that may never end, in a thread that keeps nobody from leaving.
+"""Work that may never end, in a thread that does not keep the process from exiting.
 
 timed_threads.py, conversations.py, judge.py, hub_access.py, worker_pool.py
         -> [in_daemon_thread] -> a Future with a clock
@@ -19,7 +19,7 @@ from swarmnode.tasks.deadlines.work_clock import WorkClock, on_the_clock
 T = TypeVar("T")
 
 SHORTEST_WAIT_S = 0.01
-"""Shortest wait for the work, in seconds: a clock that stands still may have next to nothing left."""
+"""Shortest wait for the work, in seconds: a clock that is stopped may have almost nothing left."""
 
 
 class ThreadWork(Future[T]):
@@ -34,12 +34,12 @@ class ThreadWork(Future[T]):
 def in_daemon_thread(
     work: Callable[[], T], limit_s: float = math.inf, now: Callable[[], float] = time.monotonic
 ) -> ThreadWork[T]:
-    """Starts `work` in a thread that never holds up the exit of the process, as those of an executor would.
-    `limit_s`: how long its caller lets it be at work, by the clock `now`.
+    """Starts `work` in a thread that never delays the exit of the process, unlike those of an executor.
+    `limit_s`: how long it may be at work, by the clock `now`.
 
-    A thread cannot be ended: one that overruns is left behind. What work raises is the result's exception; an
-    attempt to end the process (sys.exit) is a RuntimeError. The work has the caller's context variables, so
-    that what it logs is said in the name of the caller's policy.
+    A thread cannot be ended: one that overruns is left behind. An error of the work is the result's
+    exception; an attempt to end the process (sys.exit) is a RuntimeError. The work has the caller's context
+    variables, so that its log lines name the caller's policy.
     """
     judged = ThreadWork[T](WorkClock(limit_s, now))
     judged.set_running_or_notify_cancel()
@@ -48,15 +48,15 @@ def in_daemon_thread(
 
 
 class DaemonThread:
-    """A thread that does one piece of work after the other, for objects that want to stay in the thread that
-    made them, as connections of sqlite3 do. It keeps nobody from leaving."""
+    """A thread that does one piece of work after another, for objects that must stay in the thread that made
+    them, such as connections of sqlite3. It does not keep the process from exiting."""
 
     def __init__(self) -> None:
         self._asked: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = _daemon(self._serve)
 
     def do(self, work: Callable[[], T]) -> ThreadWork[T]:
-        """Lets the thread do `work` behind what it was asked before, as `in_daemon_thread` would."""
+        """Lets the thread do `work` after everything requested earlier, as `in_daemon_thread` would."""
         wanted = ThreadWork[T]()
         wanted.set_running_or_notify_cancel()
         wanted.thread = self._thread
@@ -64,7 +64,7 @@ class DaemonThread:
         return wanted
 
     def end(self) -> None:
-        """Ends the thread behind its last piece of work."""
+        """Ends the thread after its last piece of work."""
         self._asked.put(None)
 
     def _serve(self) -> None:
@@ -79,7 +79,7 @@ def _daemon(target: Callable[[], None]) -> threading.Thread:
 
 
 def _settle(wanted: ThreadWork[T], work: Callable[[], T]) -> None:
-    """Does the work, on the clock of its future, which then has its value or its error."""
+    """Does the work on the clock of its future, and stores its value or its error there."""
     on_the_clock(wanted.clock)
     try:
         value = work()

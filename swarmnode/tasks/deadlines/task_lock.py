@@ -17,14 +17,14 @@ logger = logging.getLogger(__name__)
 
 PATIENCE_S = 60.0
 """Longest call in seconds while another one waits; after that it counts as hung. An answer that hangs a
-reward costs the learner this much and no more. The exchange gives up sooner
+reward costs the learner no more than this. The exchange gives up sooner
 (ExchangeSettings.score_timeout_s)."""
 
 
 class TaskLock:
-    """A lock that is fair and reentrant and does not wait for ever. A thread cannot be killed. One that hangs
-    inside is left behind, and the others go on without it: at once if nobody waits for its work any more,
-    else when their patience ends."""
+    """A fair, reentrant lock that does not wait for ever. A thread cannot be killed, so one that hangs inside
+    is left behind, and the others continue without it: at once if nobody waits for its work any more, else
+    when their patience ends."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
@@ -48,14 +48,14 @@ class TaskLock:
             self._give_back(thread)
 
     def leave_behind(self, thread: threading.Thread) -> None:
-        """Gives up the work of a thread: it keeps no others out, and cannot enter again."""
+        """Gives up the work of a thread: it blocks no others, and cannot enter again."""
         with self._changed:
             self._left_behind.add(thread)
             self._changed.notify_all()
         self._give_back(thread)
 
     def _wait(self, thread: threading.Thread) -> None:
-        # Whoever waits holds `_next`: a thread that comes back at once queues behind it.
+        # The waiting thread holds `_next`: one that returns at once queues behind it.
         with self._next, self._changed:
             if not self._changed.wait_for(
                 lambda: self._holder is None or thread in self._left_behind, self._patience_s
@@ -77,6 +77,6 @@ TASK_LOCK = TaskLock()
 
 
 def leave_behind(thread: threading.Thread | None) -> None:
-    """Lets the tasks of this process go on without a thread that overran. None: there was none."""
+    """Lets the tasks of this process continue without a thread that overran. None: there was none."""
     if thread is not None:
         TASK_LOCK.leave_behind(thread)

@@ -1,4 +1,4 @@
-"""Judgements in threads of this process, each with a deadline: a thread that overruns is left behind and
+"""Judgements in threads of this process, each with a deadline. A thread that overruns is left behind and
 counted."""
 
 from collections.abc import Callable
@@ -12,18 +12,18 @@ from swarmnode.tasks.deadlines.task_lock import leave_behind
 T = TypeVar("T")
 
 MAX_STUCK = 4
-"""Most threads that overran and cannot be ended. With more, nothing is judged in a thread until one
+"""Most threads that overran and cannot be ended. Beyond that, no judgement starts until one of them
 returns."""
 
 
 class TimedThreads:
-    """Runs judgements one after the other, each in a thread with a deadline."""
+    """Runs judgements one after another, each in a thread with a deadline."""
 
     def __init__(self, limit_s: float, stopped: "Future[None] | None" = None) -> None:
         """`stopped`: a future that ends all waiting once it is done."""
         self.limit_s = limit_s
         self.stuck = 0
-        """Threads that overran and did not return yet."""
+        """Threads that overran and have not returned yet."""
         self._stopped: Future[None] = Future() if stopped is None else stopped
 
     def result_of(self, work: Callable[[], T], judge: str) -> T:

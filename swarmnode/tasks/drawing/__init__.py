@@ -1,1 +1,1 @@
-"""Drawing examples: the rounds of a node, levels, demonstrations, and digests of what is drawn."""
+"""Drawing examples: the rounds of a node, levels, demonstrations, and digests of draws."""

@@ -1,10 +1,10 @@
-"""Curricula: the level that a task asks at moves with how often the policy passes there.
+"""Curricula: the level at which a task asks follows the policy's success at that level.
 
 groups of a round -> [Curriculum] -> ExampleStream -> [at_level] -> Task.examples(seed) -> [level_of]
 
-The level stands in the seed, so it is part of what an example is: whoever hears of one draws it again at the
-level that it was asked at, wherever its own policy has got to. A seed without a level, such as that of an
-evaluation, asks at all levels in turn.
+The seed contains the level, so the level is part of an example: a peer draws it again at the level at which
+it was asked, whatever its own policy's level. A seed without a level, such as that of an evaluation, asks at
+all levels in turn.
 """
 
 import logging
@@ -18,7 +18,7 @@ from swarmnode.types import RolloutGroup
 logger = logging.getLogger(__name__)
 
 _LEVEL_SHIFT = 56
-"""A seed has 63 bits; the upper seven are the level and one, or nothing."""
+"""A seed has 63 bits; the upper seven are the level plus one, or zero."""
 
 MAX_LEVELS = (1 << 63 >> _LEVEL_SHIFT) - 1
 
@@ -26,7 +26,7 @@ ENOUGH_ANSWERS = 64
 """Fewest answers at one level before the level may change."""
 
 UP, DOWN = 0.75, 0.1
-"""Shares of passed answers: from UP on the next level is asked, up to DOWN the one before."""
+"""Shares of passed answers: at UP or more the level rises, at DOWN or less it falls."""
 
 PASSING_REWARD = 1.0
 
@@ -72,17 +72,17 @@ def level_of(seed: int, index: int, levels: int) -> int:
 
 
 class Curriculum:
-    """The levels of one policy in all tasks that have a curriculum."""
+    """The levels of one policy in all tasks with a curriculum."""
 
     def __init__(self, tasks: Mapping[str, Task]) -> None:
         self._tasks = tasks
         self._levels = {name: Level() for name, task in tasks.items() if levels_of(task) > 1}
         self._before: dict[int, Mapping[str, Level]] = {}
-        """Levels when the newest rounds began: who goes on from a checkpoint counts their answers again."""
+        """Levels at the start of the newest rounds: a run that resumes counts their answers again."""
 
     @property
     def levels(self) -> dict[str, int]:
-        """Returns the level that each task asks at now."""
+        """Returns the level at which each task asks now."""
         return {name: level.level for name, level in self._levels.items()}
 
     def begin(self, number: int) -> None:
@@ -91,7 +91,7 @@ class Curriculum:
         self._before[number] = self._levels
 
     def end(self, groups: Sequence[RolloutGroup]) -> None:
-        """Moves the levels on after a round's groups."""
+        """Updates the levels after a round's groups."""
         after = levels_after(self._levels, self._tasks, groups)
         for name, level in after.items():
             if level.level != self._levels[name].level:
@@ -113,7 +113,7 @@ class Curriculum:
 def levels_after(
     before: Mapping[str, Level], tasks: Mapping[str, Task], groups: Iterable[RolloutGroup]
 ) -> dict[str, Level]:
-    """Returns the levels after a round. Groups asked at another level than the policy's own do not count."""
+    """Returns the levels after a round. Groups at another level than the policy's own do not count."""
     rewards: dict[str, list[float]] = {name: [] for name in before}
     for group in groups:
         key = group.example.key

@@ -1,12 +1,12 @@
-"""Demonstrations: answers that somebody wrote down, so that a policy which is never right has a beginning.
+"""Demonstrations: written answers that give a start to a policy which is never right.
 
 column `demonstration`, Task.demonstrations, sn.run(demonstrations=...) -> [Demonstrations] -> demonstrated.py
 
-They are judged like any answer, by the task's own judge, and what has full marks goes into the node's own
-book (training/rules/demonstrated.py). A policy never reads one in a prompt. None is of a held-out example,
-and none is published: nobody sampled it. Once the policy finds the answer by itself, that is an answer of its
-own, and travels as all others do. They are no part of a task's version unless they are a column of its rows:
-nodes with and without them exchange rollouts.
+The task's own judge judges them like any answer, and those with full marks go into the node's own book
+(training/rules/demonstrated.py). A policy never reads one in a prompt. None belongs to a held-out example,
+and none is published, since nobody sampled it. Once the policy finds the answer itself, that is an answer of
+its own and travels like all others. They are not part of a task's version unless they are a column of its
+rows: nodes with and without them exchange rollouts.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,12 +31,12 @@ COLUMN = "demonstration"
 """The column of an example that holds one text, or several."""
 
 MOST_TEXTS = 16
-"""Demonstrations of one example, at most."""
+"""Most demonstrations of one example."""
 
 Texts = str | Sequence[str] | None
 GivenDemonstrations = Callable[[Example], Texts] | Mapping[str, Texts] | Sequence[Mapping[str, Any]]
-"""Forms of given demonstrations: a function of the example; texts by prompt; or rows with a prompt, what the
-judge needs, and a column `demonstration`."""
+"""Forms of given demonstrations: a function of the example; texts by prompt; or rows with a prompt, the
+columns that the judge needs, and a column `demonstration`."""
 
 
 class Demonstrations:
@@ -62,7 +62,7 @@ class Demonstrations:
         return found[:MOST_TEXTS]
 
     def rows(self, task: Task) -> Iterator[Example]:
-        """Returns the examples that were given whole, without held-out ones. Raises TaskError."""
+        """Yields the examples that were given whole, without held-out ones. Raises TaskError."""
         rows = [row for given in self._sources(task) for row in _rows(given)]
         measured: set[Prompt] = set()
         if rows and evaluation_size_of(task):
@@ -97,7 +97,7 @@ def _rows(given: GivenDemonstrations) -> list[Any]:
 
 
 def _texts(value: object, prompt: Prompt) -> tuple[str, ...]:
-    """Returns one text or several as several. Raises TaskError."""
+    """Returns one or several texts as a tuple. Raises TaskError."""
     if value is None or value == "":
         return ()
     if isinstance(value, str):

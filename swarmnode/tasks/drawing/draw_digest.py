@@ -1,4 +1,4 @@
-"""One digest of what a task draws, by which two processes can tell that they draw the same.
+"""One digest of a task's draws, by which two processes can tell that they draw the same.
 
 task -> [draw, draw_digest] -> worker.py, extensions/workbench/check.py
 Example -> [written_down] -> worker_messages.py
@@ -17,19 +17,19 @@ from swarmnode.tasks.task import Task
 from swarmnode.types import Example
 
 SEEDS = (0, 1, 2**40)
-"""Seeds of the digest: two neighbours, and one that does not fit in 32 bits."""
+"""Seeds of the digest: two adjacent ones, and one that does not fit into 32 bits."""
 
 EXAMPLES_PER_SEED = 200
 
 
 def draw(task: Task) -> Iterator[Example]:
-    """Returns the examples that the digest is made of."""
+    """Yields the examples that the digest is made of."""
     for seed in SEEDS:
         yield from islice(task.examples(seed), EXAMPLES_PER_SEED)
 
 
 def draw_digest(task: Task) -> Digested:
-    """Returns one digest of everything drawn: prompts, columns and their order. A column that is no data (an
+    """Returns one digest of everything drawn: prompts, columns and their order. A column that is not data (an
     object of a class) counts by its type only."""
     state = hashlib.blake2b(digest_size=16)
     no_data: dict[str, str] = {}
@@ -53,6 +53,6 @@ def is_data(value: Any) -> bool:
 
 
 def written_down(example: Example) -> DrawnExample:
-    """An example with those of its columns that are data."""
+    """Returns an example with those of its columns that are data."""
     columns = {name: value for name, value in example.columns.items() if is_data(value)}
     return DrawnExample(written_prompt(example.prompt), columns, example.conversational)

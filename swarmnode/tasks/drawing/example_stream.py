@@ -1,11 +1,11 @@
-"""The examples of a node's rounds, drawn anew for each.
+"""The examples of a node's rounds, drawn anew for each round.
 
 tasks -> [draw_round] -> one round of examples -> [ExampleStream], round after round -> rollout
 
-A round trains on a fair share of every task, fresh each round, cheap to draw again. The draw is pure: the
-same node seed and round give the same examples, so a node that resumes goes on where it was. Every round has
-a seed of its own, and examples come from the beginning of it, so that a stranger who draws one again needs a
-handful of draws and not thousands.
+A round trains on a fair share of every task, fresh each round and cheap to redraw. The draw is pure: the same
+node seed and round give the same examples, so a node that resumes continues where it was. Every round has its
+own seed and takes examples from its beginning, so that a stranger redraws one with a handful of draws rather
+than thousands.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ MAX_SEEDS_PER_ROUND = 64
 
 
 def round_seed(node_seed: int, round_index: int, attempt: int = 0) -> int:
-    """Returns the seed of one round of one node. Two agree with a chance of one in 2**63.
+    """Returns the seed of one round of one node. Two seeds are equal with a chance of one in 2**63.
 
     >>> round_seed(0, 1) != round_seed(1, 0)
     True
@@ -43,15 +43,15 @@ class StreamPlace:
     taken: int = 0
     per_round: int = 0
     levels: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Levels that this round was drawn at, by task with a curriculum (curriculum.py)."""
+    """Levels at which this round was drawn, by task with a curriculum (curriculum.py)."""
 
 
 class ExampleStream(Iterator[Example]):
-    """The examples of round 1, 2, 3, ... without end. `place` is all that a restart has to know.
+    """The examples of round 1, 2, 3, ... without end. A restart only needs `place`.
 
-    Generation takes from it what it needs: a round that asks for more than its share (partial rollouts do)
-    simply begins the next draw earlier. Where the size of a round has changed since, the next one is drawn:
-    no example comes twice.
+    Generation takes from it what it needs: a round that asks for more than its share (as partial rollouts do)
+    begins the next draw earlier. If the size of a round has changed since, it continues with the next round,
+    so no example comes twice.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ExampleStream(Iterator[Example]):
         place: StreamPlace | None = None,
         levels: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
-        """`levels`: returns the levels that the next drawn round asks at."""
+        """`levels`: returns the levels for the next drawn round."""
         self._levels = levels
         self._tasks = tasks
         self._node_seed = node_seed
@@ -95,13 +95,13 @@ def draw_round(
 ) -> list[Example]:
     """Returns training examples of one round: `count` of them, the tasks taking turns, at these levels.
 
-    The turn begins with another task each round, so that few examples a round still reach all tasks. Raises
-    TaskError when a task has too few training examples.
+    Each round begins with another task, so that few examples per round still reach all tasks. Raises
+    TaskError if a task has too few training examples.
     """
     first = round_index * count % len(tasks)
     turns = [task.name for task in islice(cycle(tasks), first, first + count)]
     shares = Counter(turns)
-    # One task after the other, although they take turns: two tasks may draw from one source.
+    # Draw one task after another, although they take turns: two tasks may draw from one source.
     drawn = {
         task.name: iter(_take(task, _seeds(task, node_seed, round_index, levels or {}), shares[task.name]))
         for task in tasks
@@ -110,7 +110,7 @@ def draw_round(
 
 
 def _take(task: Task, seeds: Iterator[int], count: int) -> list[Example]:
-    """Returns training examples of the first of these seeds, and of the others if the task's seeds are
+    """Returns training examples of the first of these seeds, and of the next ones if the task's seeds are
     finite."""
     examples = list(islice(chain.from_iterable(draw_train(task, seed) for seed in seeds), count))
     if len(examples) < count:

@@ -1,4 +1,4 @@
-"""Examples that others ask help with, between those of a node's own rounds.
+"""Examples that others ask for help with, between those of a node's own rounds.
 
 exchange/gossip/helping.py -> want -> [WantedExamples] -> rollout
 
@@ -13,13 +13,13 @@ from swarmnode.bounded_dict import BoundedDict
 from swarmnode.tasks.drawing.example_stream import ExampleStream, StreamPlace
 from swarmnode.types import Example, ExampleKey
 
-# ---- examples that others ask help with ----
+# ---- examples that others ask for help with ----
 
 EVERY = 2
 """Wanted examples are at most one in this many."""
 
 MAX_WAITING = 256
-"""Most wanted examples that wait for their turn; the oldest are given up for new ones."""
+"""Most wanted examples that wait for their turn; new ones replace the oldest."""
 
 MAX_ANSWERED = 4096
 """Most examples that are remembered as wanted before."""
@@ -36,7 +36,7 @@ class WantedExamples(Iterator[Example]):
 
     @property
     def place(self) -> StreamPlace:
-        """The place of the stream. Wanted examples are no part of it."""
+        """The place of the stream. Wanted examples do not count."""
         return self._stream.place
 
     def want(self, examples: Iterable[Example]) -> None:

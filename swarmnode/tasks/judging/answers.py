@@ -2,8 +2,9 @@ r"""Finding the answer in a completion and comparing it with the right one: `###
 
 completion -> [hashed, last_boxed, tagged] -> [same_number, same_math] -> formats.py; gym, votes, puzzles
 
-Two answers of MATH are the same where they are written the same once the usual differences are taken out
-(Hendrycks et al. 2021, `is_equiv`), or are the same number. Nothing is computed: 2x + 2 is not 2(x + 1).
+Two answers of MATH are the same if they are spelled the same once the usual differences are removed
+(Hendrycks et al. 2021, `is_equiv`), or if they are the same number. Nothing is computed: 2x + 2 is not 2(x +
+1).
 """
 
 import re
@@ -19,7 +20,7 @@ _RATIO = re.compile(r"(-?)\\frac\{(-?\d+)\}\{(-?\d+)\}")
 
 
 def hashed(text: str) -> str | None:
-    """Returns the number behind the last `####`, as GSM8K writes answers.
+    """Returns the number after the last `####`, as GSM8K writes answers.
 
     >>> hashed("6 * 7 = 42\\n#### 42")
     '42'
@@ -70,7 +71,7 @@ def same_number(found: str, right: str) -> bool:
 
 
 def number_of(text: str) -> Fraction | None:
-    r"""Returns the number that a text is, written in digits or as a \frac of two. None: it is no number.
+    r"""Returns the number that a text denotes, in digits or as a \frac of two. None: it is not a number.
 
     >>> number_of("1,000"), number_of(r"-\frac{1}{2}"), number_of("1,2")
     (Fraction(1000, 1), Fraction(-1, 2), None)
@@ -113,7 +114,7 @@ _SAME = (
     ("\\%", ""),
     ("%", ""),
 )
-"""Spellings that mean the same: each first one is replaced by the second."""
+"""Spellings with the same meaning: each first one is replaced by the second."""
 
 _UNIT = re.compile(r"(?<=.)\\(?:text|mbox|mathrm)\{[ ~][^{}]*\}$")
 _WORDS = re.compile(r"\\(?:text|mbox|mathrm|textbf)\{([^{}]*)\}")

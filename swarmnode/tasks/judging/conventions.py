@@ -1,4 +1,4 @@
-"""Rewards of other trainers: whoever registers their convention makes them ones on TRL's contract.
+"""Rewards written for other trainers: a registered convention adapts them to TRL's contract.
 
 load_reward("verl:package.module:function") -> [adapted] -> registry.py -> Convention -> rewards.py
 """
@@ -13,10 +13,10 @@ from swarmnode.registry import find, importable, names
 
 @dataclass(frozen=True, slots=True)
 class Convention:
-    """The calls of a trainer's rewards."""
+    """The way in which a trainer calls its rewards."""
 
     adapted: Callable[[Any], Any]
-    """Returns a function of that trainer on TRL's contract."""
+    """Returns a function of that trainer as one on TRL's contract."""
     fits: Callable[[Sequence[str]], bool] = lambda arguments: False
     """Returns True if a function with these arguments was written for that trainer."""
     of_objects: bool = False
@@ -24,9 +24,9 @@ class Convention:
 
 
 def adapted(function: Any, convention: str | None = None) -> Any:
-    """Returns `function` on TRL's contract. Without `convention` its arguments tell which one it has; a
-    function of TRL's or of an unknown convention is returned as it is. Raises ConfigError for an unknown
-    name, or where that convention cannot be imported."""
+    """Returns `function` on TRL's contract. Without `convention`, its arguments show which one it follows; a
+    function of TRL or of an unknown convention is returned unchanged. Raises ConfigError if the name is
+    unknown or that convention cannot be imported."""
     if convention is not None:
         return find("convention", convention).adapted(function)
     arguments = argument_names(function)
@@ -37,7 +37,7 @@ def adapted(function: Any, convention: str | None = None) -> Any:
 
 
 def split_convention(reward: str) -> tuple[str | None, str]:
-    """Returns which trainer the function of a reward was written for, and its name without that.
+    """Returns the trainer that a reward names as its convention, if any, and the rest of its name.
     `verl:compute_score` is a function of verl, and `verl:file.py:compute_score` is written for it.
 
     >>> split_convention("verl:rw.py:f"), split_convention("verl:f"), split_convention("a:b/rw.py:f")
@@ -48,7 +48,7 @@ def split_convention(reward: str) -> tuple[str | None, str]:
 
 
 def argument_names(function: Any) -> list[str]:
-    """Returns the names of a function's arguments; none where they are not known."""
+    """Returns the names of a function's arguments, or none if they are unknown."""
     try:
         return list(inspect.signature(function).parameters)
     except (TypeError, ValueError):

@@ -1,12 +1,12 @@
-"""The tasks as a learner uses them: its rollouts are judged with a deadline.
+"""The tasks as a learner uses them: every judgement of its rollouts has a deadline.
 
 task, example, completions -> [OwnJudge: JudgedTask.score] -> rewards, or none where the judge was lost
 
-A node judges its own rollouts with a deadline, whatever the judge does. There is one rule for a reward that
-raises, overruns or ends its process: the group has no reward (unknown, and not zero), which is a line in the
-log, and so many groups of a task one after the other (tasks.max_failures) end the run, with an error that
-says where and a checkpoint of what was learnt. A reward that raises before it ever judged a group is broken
-and ends the run at once; one that overran may have met a bad answer.
+A node judges its own rollouts with a deadline, whatever the judge does. One rule covers a reward that raises,
+overruns or ends its process: the group has no reward (unknown, not zero), and the log says so. After
+tasks.max_failures such groups of a task in a row, the run ends with an error that says where, and with a
+checkpoint of what was learnt. A reward that raises before it has ever judged a group is broken and ends the
+run at once; one that overran may just have met a bad answer.
 """
 
 import logging
@@ -45,19 +45,19 @@ ADVICE = "`swarmnode task check` shows which function"
 
 class OwnJudge:
     """The tasks of one policy as its learner sees them. `tasks` score with a deadline, from any number of
-    threads, and raise TaskError only where one is broken."""
+    threads, and raise TaskError only if one is broken."""
 
     def __init__(self, tasks: Mapping[str, Task], timeout_s: float, *, max_failures: int = 3) -> None:
         """`max_failures`: failures of one task in a row, the last of which raises an error."""
         self.timeout_s = timeout_s
         self.lost = 0
-        """Groups that have no reward because their judge failed."""
+        """Groups without a reward because their judge failed."""
         self.failure = ""
         """Message of the last of these failures. Empty: there was none."""
         self.stopped: Future[None] = Future()
         self.threads = TimedThreads(timeout_s, self.stopped)
         self.asking: set[threading.Thread] = set()
-        """Threads in which an environment is asked now: one that hangs keeps all others from the tasks."""
+        """Threads that ask an environment now: one that hangs keeps all others out of the tasks."""
         self._max_failures = max_failures
         self._in_a_row: Counter[str] = Counter()
         self._has_judged: set[str] = set()
@@ -72,7 +72,7 @@ class OwnJudge:
         """Groups that can be judged at the same time."""
 
     def stop(self) -> None:
-        """Makes every judgement return at once, for good. Thread-safe."""
+        """Makes every judgement return at once, permanently. Thread-safe."""
         if not self.stopped.done():
             self.stopped.set_result(None)
         for thread in list(self.asking):
@@ -132,18 +132,18 @@ def _advice(error: SwarmnodeError) -> str:
 
 
 class JudgedTask(TaskAround):
-    """A task of one's own policy. Answers whose judgement is lost have no reward."""
+    """A task of the node's own policy. Answers whose judgement is lost have no reward."""
 
     def __init__(self, task: Task, judge: OwnJudge) -> None:
         self.task = task
         self.version = task.version
         self._judge = judge
         self._one_at_a_time = threading.Lock()
-        """Whoever writes a task for this process thinks of one thread that judges our own rollouts."""
+        """Authors of tasks for this process expect a single thread that judges our own rollouts."""
 
     def examples(self, seed: int) -> Iterator[Example]:
-        """Yields the task's examples. Raises JudgementLost once the judge is stopped, since a round that
-        draws may be told to end."""
+        """Yields the task's examples. Raises JudgementLost once the judge is stopped, so that a round can end
+        while it draws."""
         if isinstance(self.task, BuiltinTask | Isolated):
             for example in self.task.examples(seed):
                 self._judge.goes_on()
@@ -171,7 +171,7 @@ class JudgedTask(TaskAround):
         return list(scores)
 
     def _done(self, thread: DaemonThread, work: Callable[[], T]) -> T:
-        """Returns what the thread makes of the work. Raises JudgementLost once the judge is stopped."""
+        """Returns the result of the work in that thread. Raises JudgementLost once the judge is stopped."""
         self._judge.goes_on()
         done = thread.do(work)
         either: list[Future[Any]] = [done, self._judge.stopped]
@@ -183,7 +183,7 @@ class JudgedTask(TaskAround):
 
     def _scored(self, example: Example, completions: Sequence[Said]) -> tuple[Scores, ...]:
         judge = partial(score_strictly, self.task, example, completions)
-        # Built-in tasks end by themselves, and an isolated one has its deadline.
+        # Built-in tasks end by themselves, and an isolated task has its own deadline.
         if isinstance(self.task, BuiltinTask | Isolated):
             return judge()
         with self._one_at_a_time:
@@ -193,13 +193,13 @@ class JudgedTask(TaskAround):
 
     @property
     def _rewards(self) -> str:
-        """Returns who judges, by the names of its functions, for messages."""
+        """Returns the judge's name for messages, with the names of its functions."""
         names = ", ".join(getattr(self.task, "rewards", ()))
         return f"the reward {names} of task {self.name}" if names else f"the reward of task {self.name}"
 
 
 class JudgedEnvironment(JudgedTask):
-    """A judged task that answers back. Its `observe` has no deadline here: whoever calls it sets one."""
+    """A judged task that answers back. Its `observe` has no deadline here: the caller sets one."""
 
     def __init__(self, task: Environment, judge: OwnJudge) -> None:
         super().__init__(task, judge)
@@ -208,7 +208,7 @@ class JudgedEnvironment(JudgedTask):
             f"the environment {self.name} did not answer its turns in time",
             hint="--set tasks.turn_timeout_s=SECONDS gives each turn more time",
         )
-        """The last one of a turn."""
+        """The last failure of a turn."""
         self._observe = task.observe
 
     def observe(self, example: Example, turns: Sequence[Turn]) -> tuple[Message, ...] | None:

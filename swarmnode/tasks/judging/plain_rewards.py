@@ -1,4 +1,4 @@
-"""The files of `rewards/`, which import nothing of swarmnode, and the one rule by which all rewards find the
+"""The files of `rewards/`, which import nothing from swarmnode, and the one rule by which all rewards find an
 answer."""
 
 import importlib
@@ -12,12 +12,12 @@ from swarmnode.errors import TaskError
 from swarmnode.machine.storage import builtin_folder
 
 _PACKAGE = "_swarmnode_rewards"
-"""Name under which the built-in rewards are imported: `rewards` may well be the user's own package."""
+"""Import name of the built-in rewards, since `rewards` may be a package of the user."""
 
 
 def final_answer(completion: Any) -> str:
-    """Returns the answer in a completion as rewards get it: its text, or the policy's last message. The rule
-    is that of the plain rewards (rewards/_text.py)."""
+    """Returns the answer in a completion as rewards receive it: its text, or the policy's last message. The
+    plain rewards use the same rule (rewards/_text.py)."""
     return builtin("_text").text_of(completion)
 
 

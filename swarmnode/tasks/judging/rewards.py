@@ -1,21 +1,21 @@
-"""Reward functions: found by name, called on TRL's contract unchanged, and never believed blindly.
+"""Reward functions: found by name, called on TRL's contract unchanged, and always checked.
 
 example + completions -> [call_reward] -> one finite number or None per completion
-        text -> [pieces_of] -> numbers for a reward that insists on completion_ids
+                text -> [pieces_of] -> numbers for a reward that insists on completion_ids
 
 TRL passes prompts, completions, completion_ids and every dataset column by keyword, to a sync or an async
 function, and does not check what comes back (trl#6533). We pass a function only what its signature accepts,
 and raise TaskError when a result has the wrong length or type or is not finite.
 
-Completions are texts where the prompt is a text, and lists of one message where it came as messages, as TRL
-has it. A function that annotates them as lists of messages, as all of trl.rewards do, gets messages in any
-case: which is decided by its signature alone, so it is the same on every node.
+Completions are texts if the prompt is a text, and lists of one message if it was given as messages, as in
+TRL. A function that annotates them as lists of messages, as all of trl.rewards do, always gets messages. This
+follows from its signature alone, so it is the same on every node.
 
-Token ids are not passed: a node has ids of its own, scores strangers' texts that it never had ids of, and all
-nodes must find the same reward. A function that cannot do without gets a number for each piece of the text
-instead, the same on every node, for any model. Words of up to eight letters, up to three digits, and single
-signs are about as many as the tokens of a common vocabulary, and a phrase that repeats repeats here too. They
-cannot be decoded.
+Token ids are not passed: each node has its own, scores texts of strangers without ever having their ids, and
+all nodes must find the same reward. A function that requires them gets a number for each piece of the text
+instead, the same on every node, for any model. Pieces are words of up to eight letters, up to three digits,
+and single signs: about as many as the tokens of a common vocabulary, and a repeated phrase repeats here too.
+They cannot be decoded. cannot be decoded.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ from swarmnode.types import WEIGHT_MARK, Example
 
 logger = logging.getLogger(__name__)
 
-# Bytes: what counts as a letter beyond ASCII changes with the version of Python.
+# Bytes, because what counts as a letter beyond ASCII changes with the version of Python.
 _PIECE = re.compile(rb" ?[A-Za-z]{1,8}| ?[0-9]{1,3}|[\x80-\xff]{1,4}|\s+|.", re.DOTALL)
 
 
@@ -69,12 +69,12 @@ Reward = Callable[..., Any]
 """`fn(prompts, completions, completion_ids=None, **columns) -> list[float | None]`, or a coroutine of it.
 
 It may have attributes: `of_group`, True if it compares the answers to one example; `exchangeable`, False if
-other nodes would not get the same scores of it; `identity`, a text that tells it from every other reward
-where its source does not."""
+other nodes would get other scores from it; `identity`, a text that distinguishes it from every other reward
+if its source does not."""
 
 
 def are_exchangeable(rewards: Mapping[str, Reward]) -> bool:
-    """Returns True if other nodes would get the same scores of all these rewards, also for a part of a
+    """Returns True if other nodes would get the same scores from all these rewards, even for a part of a
     group."""
     return not judge_groups(rewards) and all(
         getattr(reward, "exchangeable", True) for reward in rewards.values()
@@ -84,7 +84,7 @@ def are_exchangeable(rewards: Mapping[str, Reward]) -> bool:
 MAX_WEIGHT = 1000.0
 
 MOST_METRICS = 32
-"""Names that the rewards of a task may hand to `log_metric`; further ones are left out."""
+"""Most names that the rewards of a task may pass to `log_metric`; further ones are left out."""
 
 MOST_METRIC_CHARS = 64
 
@@ -99,19 +99,19 @@ _RESERVED = frozenset(
 """Arguments of the contract, which no column may be named after."""
 
 _LISTS_OF_MESSAGES = re.compile(r"(\w+\.)*(list|sequence)\[\s*(\w+\.)*(list|sequence)\[", re.IGNORECASE)
-"""An annotation that says: each completion is a list of messages."""
+"""An annotation saying that each completion is a list of messages."""
 
 
 def judge_groups(rewards: Mapping[str, "Reward"]) -> bool:
-    """Returns True if one of these rewards compares the answers to one example, so that it has to see all of
-    a group at once: a function says so by `of_group = True`."""
+    """Returns True if one of these rewards compares the answers to one example and so has to see the whole
+    group at once. A function says so by `of_group = True`."""
     return any(getattr(reward, "of_group", False) for reward in rewards.values())
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """The state of TRL's trainer that a reward may ask for. It is always the beginning: the same text must
-    score the same on every node, so a reward cannot depend on how far one node has come."""
+    """The state of TRL's trainer that a reward may ask for. It is always that of the beginning: the same text
+    must score the same on every node, so a reward cannot depend on a node's progress."""
 
     global_step: int = 0
     max_steps: int = 0
@@ -120,8 +120,8 @@ class TrainerState:
 
 def load_reward(spec: str) -> Reward:
     """Finds a reward: `exact_match` (ours), `rewards.format:think_format` (ours), `path/file.py:function`,
-    `installed.module:function` or the URL of a judge. One of another trainer is adapted, by its
-    arguments or as `verl:path/file.py:function` says (conventions.py).
+    `installed.module:function` or the URL of a judge. A reward for another trainer is adapted, recognized by
+    its arguments or by a prefix as in `verl:path/file.py:function` (conventions.py).
 
     >>> load_reward("exact_match")(["2+2="], ["4"], answer=["4"])
     [1.0]
@@ -148,8 +148,8 @@ def load_reward(spec: str) -> Reward:
 
 
 def named_rewards(rewards: Sequence[Reward | str]) -> dict[str, Reward]:
-    """Returns rewards by their names in scores and metrics. The policy learns from their sum, each with its
-    weight. Raises TaskError."""
+    """Returns rewards by their names in scores and metrics. The policy learns from their weighted sum. Raises
+    TaskError."""
     found: dict[str, Reward] = {}
     for number, given in enumerate(rewards):
         if not isinstance(given, str) and not callable(given):
@@ -165,8 +165,8 @@ def named_rewards(rewards: Sequence[Reward | str]) -> dict[str, Reward]:
 
 
 def with_weights(rewards: Mapping[str, Reward], weights: object) -> dict[str, Reward]:
-    """Returns the rewards under names that end in their weights, in the order given; without weights,
-    unchanged. Raises TaskError unless there is a number for each.
+    """Returns the rewards under names that end in their weights, in the given order; without weights,
+    unchanged. Raises TaskError unless there is one number for each.
 
     >>> list(with_weights({"correct": len, "format": len}, [1, 0.5]))
     ['correct', 'format*0.5']
@@ -192,8 +192,8 @@ def with_weights(rewards: Mapping[str, Reward], weights: object) -> dict[str, Re
 
 
 def judge_of(settings: str) -> Reward:
-    """Returns the judge behind a URL with these settings in JSON. Raises TaskError, which quotes no value:
-    one may hold a password; and ConfigError if nothing installed asks judges."""
+    """Returns the judge at a URL, with these settings in JSON. Raises TaskError, which quotes no value since
+    one may hold a password, and ConfigError if no installed extension asks judges."""
     try:
         config = JudgeConfig.model_validate_json(settings)
     except ValidationError as error:
@@ -205,8 +205,8 @@ def judge_of(settings: str) -> Reward:
 
 
 def _unknown(spec: str, there: Sequence[str] | None = None) -> TaskError:
-    """Returns the error for a reward that is missing, with what was probably meant. `there`: names of the
-    module that it was looked for in; None: it would be one of ours."""
+    """Returns the error for a missing reward, with the name that was probably meant. `there`: names in the
+    module that was searched; None: it would be one of ours."""
     known = builtin_rewards() if there is None else there
     close = get_close_matches(spec.rpartition(":")[2], known, n=1)
     found = ", ".join(known)[:300] or "none"
@@ -219,24 +219,24 @@ def _unknown(spec: str, there: Sequence[str] | None = None) -> TaskError:
 
 
 def _offered(module: ModuleType) -> list[str]:
-    """Returns the names of a module that begin without an underscore."""
+    """Returns the names of a module without a leading underscore."""
     return [name for name in dir(module) if not name.startswith("_")]
 
 
 def builtin_rewards() -> list[str]:
-    """Names of the reward functions that come with swarmnode."""
+    """Returns the names of the reward functions that come with swarmnode."""
     return [*(name for module in _MODULES for name in _rewards_in(module)), *names("reward")]
 
 
 def _attribute(module: ModuleType, name: str) -> Any:
-    """Returns an attribute of a module, or None. Lazy modules, such as trl.rewards, import it now. Raises
+    """Returns an attribute of a module, or None. Lazy modules, such as trl.rewards, import it here. Raises
     TaskError."""
     return of_theirs(f"cannot import {name} of {module.__name__}", lambda: getattr(module, name, None))
 
 
 @cache
 def _rewards_in(name: str) -> dict[str, Reward]:
-    """Returns the rewards of one of these modules, each imported only if the ones before it lack the name."""
+    """Returns the rewards of one of our modules, which is imported only if those before it lack the name."""
     module = builtin(name)
     return {
         name: value
@@ -271,8 +271,8 @@ def call_reward(
     """Calls any TRL reward with the arguments that it accepts, and checks its answer. None stays None.
 
     `conversational`: the task gave its prompts as messages. `instead`: replacements of our arguments, for
-    completions that are conversations. `metrics`: gets what the reward hands to `log_metric`. Blocks until an
-    async reward is done, so call it off the event loop. Raises TaskError.
+    completions that are conversations. `metrics`: receives what the reward passes to `log_metric`. Blocks
+    until an async reward is done, so call it off the event loop. Raises TaskError.
 
     >>> call_reward(lambda completions, **columns: [len(c) for c in completions], ["?"], ["four"])
     [4.0]
@@ -318,7 +318,7 @@ def score_with(
     instead: Mapping[str, Any] | None = None,
 ) -> list[Mapping[str, float | None]]:
     """Scores the completions of one example with several named rewards, in the form of `Task.score`.
-    `held_out`: True if nobody trains on the example; None: its prompt decides. `instead`: see
+    `held_out`: True if no node trains on the example; None: its prompt decides. `instead`: see
     `call_reward`."""
     rewards = rewards_for(rewards, example, held_out=held_out)
     conversational = example.conversational or instead is not None
@@ -336,15 +336,15 @@ def score_with(
     taken = {name.partition(WEIGHT_MARK)[0] for name in rewards}
     measured = {f"{name}{WEIGHT_MARK}0.0": value for name, value in metrics.items() if name not in taken}
     rows = zip(*values, strict=True) if values else [()] * count
-    # Beside None alone a number would be a reward of 0.
+    # Next to nothing but None, a number would count as a reward of 0.
     return [dict(zip(rewards, row, strict=True)) | ({} if set(row) <= {None} else measured) for row in rows]
 
 
 def rewards_for(
     rewards: Mapping[str, Reward], example: Example, *, held_out: bool | None = None
 ) -> Mapping[str, Reward]:
-    """Returns the rewards of an example: on held-out ones those with a method `measured` have another in
-    their place, as there the training signal is not the measure of success. `held_out`: see `score_with`."""
+    """Returns the rewards of an example. On held-out examples, rewards with a method `measured` are replaced,
+    since their training signal does not measure success. `held_out`: see `score_with`."""
     if not (is_held_out(example.prompt) if held_out is None else held_out):
         return rewards
     return dict(
@@ -375,7 +375,7 @@ def _parameters(reward: Reward) -> Mapping[str, inspect.Parameter]:
 
 
 def _taken(reward: Reward, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments that the function takes. Raises TaskError if it needs one that we do not have."""
+    """Returns the arguments that the function takes. Raises TaskError if it needs one that is missing."""
     parameters = _parameters(reward).values()
     keywords = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     for parameter in keywords:
@@ -389,8 +389,8 @@ def _taken(reward: Reward, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _wait(awaitable: Awaitable[Any]) -> Any:
-    """Runs an async reward to its end, in a thread and loop of its own: the caller's may already run one, and
-    a reward that blocks holds up no other."""
+    """Runs an async reward to its end, in a thread and loop of its own: the caller may already run a loop,
+    and a reward that blocks delays no other."""
 
     async def result() -> Any:
         return await awaitable
@@ -400,7 +400,7 @@ def _wait(awaitable: Awaitable[Any]) -> Any:
 
 
 def _listed(result: Any, count: int) -> list[Any] | None:
-    """Returns a reward's result as a list of at most `count` + 1 items; None if it cannot be iterated as
+    """Returns a reward's result as a list of at most `count` + 1 items, or None if it is not an iterable of
     numbers. TRL only iterates over the result, so an array or a generator is as good as a list."""
     if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
         return None
@@ -422,7 +422,7 @@ def _odd(reward: Reward, what: str) -> TaskError:
 
 
 def _finite(reward: Reward, value: Any) -> float:
-    # True and False are numbers, and numpy's and torch's have a float: all are fine answers to "is it right?"
+    # True and False are numbers, and those of numpy and torch convert to float: all may answer "is it right?"
     if not isinstance(value, float | int | SupportsFloat):
         raise _odd(reward, f"returned a {type(value).__name__}, not a number or None")
     try:
@@ -443,8 +443,8 @@ def _name(reward: Reward) -> str:
 
 
 def _log_metric(kept: dict[str, float], name: object, value: object) -> None:
-    """Keeps a number that a reward measured. What is none, or too large for a reward, is left out: TRL lets
-    nothing depend on it, either."""
+    """Stores a number that a reward measured. Anything else, or one too large for a reward, is left out: in
+    TRL nothing depends on it either."""
     short = str(name).replace(WEIGHT_MARK, " ")[:MOST_METRIC_CHARS]
     if isinstance(value, SupportsFloat) and (short in kept or len(kept) < MOST_METRICS):
         with suppress(TypeError, ValueError, RuntimeError, OverflowError):

@@ -8,7 +8,7 @@ from swarmnode.tasks.judging.answers import hashed, last_boxed, number_of, plain
 from swarmnode.tasks.judging.plain_rewards import final_answer
 
 MAX_ANSWER_CHARS = 1000
-"""Longest answer in characters: no two completions would share a longer one."""
+"""Longest answer in characters: two completions would hardly share a longer one."""
 
 
 VOTED = "agreement"
@@ -16,8 +16,9 @@ VOTED = "agreement"
 
 
 def extracted(completion: str) -> str | None:
-    r"""Returns the answer in a completion, in one spelling: the content of the last box, the text behind the
-    last ####, that between the last <answer> tags, or all of it. None: there is none, and it has no vote.
+    r"""Returns the answer in a completion, in a normal form: the content of the last box, the number after
+    the last ####, the text in the last <answer> tags, or all of it. None: there is no answer, so it has no
+    vote.
 
     >>> extracted(r"so \boxed{\frac12}"), extracted("#### 1,000"), extracted("<answer> ab </answer>")
     ('1/2', '1000', 'ab')
@@ -42,8 +43,8 @@ def majority(answers: Sequence[str | None]) -> str | None:
 
 
 class MajorityVote:
-    """The reward of majority vote. It needs the whole group, and parts of one would score differently: such
-    rollouts stay at home."""
+    """The reward of majority vote. It needs the whole group, and part of a group would score differently, so
+    such rollouts are not exchanged."""
 
     __name__ = "majority_vote"
     of_group = True
@@ -51,7 +52,7 @@ class MajorityVote:
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any
     ) -> list[float | None]:
-        """Returns 1.0 for each answer of a question that equals its majority, 0.0 for others. None: no
+        """Returns 1.0 for each answer that equals the majority of its question, else 0.0. None: there is no
         majority."""
         answers = _answers(completions)
         chosen = majority(answers)
@@ -66,7 +67,7 @@ majority_vote = MajorityVote()
 
 
 def says_the_answer(completions: Sequence[Any], answer: Sequence[Any], **columns: Any) -> list[float | None]:
-    """Returns 1.0 for each completion whose answer equals the `answer` column, both extracted in one way.
+    """Returns 1.0 for each completion whose answer equals the `answer` column, both extracted the same way.
     None: nothing can be extracted from that column."""
     right = [extracted(str(one)) for one in answer]
     pairs = zip(_answers(completions), right, strict=True)
@@ -74,7 +75,7 @@ def says_the_answer(completions: Sequence[Any], answer: Sequence[Any], **columns
 
 
 def agreement(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-    """Returns 1.0 for each answer that equals the majority of the others, its own vote not counted. None: the
+    """Returns 1.0 for each answer that equals the majority of the others, without its own vote. None: the
     others have no majority, or there are none.
 
     >>> agreement(["4", "4", "5"]), agreement(["4"])
@@ -90,7 +91,7 @@ def agreement(completions: Sequence[Any], **columns: Any) -> list[float | None]:
 
 def majority_at_k(texts: Sequence[str], passed: Sequence[bool | None], k: int) -> float | None:
     """Returns maj@k: how often the majority of k answers is right, over all groups of k. In a tie each answer
-    counts for its share. None: not all were judged, or there are fewer than k.
+    counts by its share. None: not all were judged, or there are fewer than k.
 
     >>> majority_at_k(["4", "5", "4", "5"], [True, False, True, False], 2)
     0.5

@@ -2,8 +2,8 @@
 
 questions.jsonl?reward=numeric_match -> tables.py -> [load_data] -> FileTask -> draw_round
 
-A peer with the same rows and rewards has the same version, in whatever format its file is written, so it
-draws a question again from its own copy: what is exchanged names a row and never shows it.
+A peer with the same rows and rewards has the same version, whatever the format of its file, so it draws a
+question again from its own copy: exchanged rollouts name a row and never contain it.
 """
 
 import difflib
@@ -36,7 +36,7 @@ MAX_KEPT_BYTES = 2 << 30
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "instruction", "input", "query")
 ANSWER_COLUMNS = ("answer", "solution", "ground_truth", "target", "output", "response", "label")
-"""Column names of the right answer: without a setting, the first of them that a data set has."""
+"""Column names of the right answer: without a setting, the first that the data set has is used."""
 
 OPTIONS = (*ABOUT_DATA, "prompt", "answer", "evaluation", "split", "private")
 
@@ -44,8 +44,8 @@ _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 def load_data(spec: TaskSpec) -> FileTask:
-    """Reads a data set, checks every row and loads its rewards. Raises TaskError, with the place of a bad
-    row."""
+    """Reads a data set, checks every row and loads its rewards. Raises TaskError, which names the place of a
+    bad row."""
     spec.only(*OPTIONS)
     named = spec.options.get("reward", ())
     elsewhere = named == JUDGED_ELSEWHERE
@@ -65,7 +65,7 @@ def load_data(spec: TaskSpec) -> FileTask:
         raise TaskError(f"{spec.name} has no rows", hint="add at least a few hundred")
     may_leave = not spec.flag("private")
     judges = {"correct": load_reward("exact_match")} if exact else rewards
-    # Who judges elsewhere makes the version of these rows and of that judge by the same rule.
+    # A judge elsewhere makes the version from these rows and itself by the same rule.
     digest = digest_of(rows, evaluation)
     version = judged_version(digest, judges) if judges else digest
     draw = partial(drawn, rows, evaluation, f"{name}/{version}")
@@ -79,8 +79,8 @@ DATA_SETS = TaskSource(
 
 
 def packed_rows(rows: Iterator[PlacedRow], spec: TaskSpec, *, exact: bool) -> list[bytes]:
-    """Returns rows, each checked and packed; `exact`: the judge is exact match. Raises TaskError, with the
-    place of a bad row."""
+    """Returns the rows, each checked and packed. `exact`: the judge is exact match. Raises TaskError, which
+    names the place of a bad row."""
     name, kept = name_of(spec), 0
     found: list[bytes] = []
     for place, row in _prepared(take(rows, MAX_ROWS, name), spec, exact=exact):
@@ -112,13 +112,13 @@ def digest_of(rows: Iterable[bytes], evaluation: Sequence[bytes]) -> str:
     for row in rows:
         digest.update(len(row).to_bytes(4, "little") + row)
     if evaluation:
-        # No row is that long: without an evaluation set the digest is another one.
+        # No row is that long, so with an evaluation set the digest differs.
         digest.update(b"\xff" * 4 + digest_of(evaluation, ()).encode())
     return digest.hexdigest()
 
 
 def drawn(rows: Sequence[bytes], evaluation: Sequence[bytes], name: str, seed: int) -> Iterator[Any]:
-    """Yields the rows once, in the order of this seed; for EVALUATION_SEED the evaluation set in its own
+    """Yields the rows once, in the order of this seed, or for EVALUATION_SEED the evaluation set in its own
     order."""
     if seed == EVALUATION_SEED:
         return map(msgspec.msgpack.decode, evaluation)
@@ -139,8 +139,8 @@ def name_of(spec: TaskSpec) -> str:
 
 
 def shuffled(name: str, count: int) -> Iterator[int]:
-    """Yields the numbers from 0 to `count` in an order that follows from `name`, on every machine; the first
-    ones cost nothing of the rest.
+    """Yields the numbers from 0 to `count` in an order that follows from `name`, on every machine. Taking
+    only the first ones does not cost the work of the rest.
 
     >>> list(shuffled("a", 5)), list(shuffled("b", 5))
     ([3, 1, 0, 2, 4], [4, 1, 3, 2, 0])
@@ -157,7 +157,7 @@ def shuffled(name: str, count: int) -> Iterator[int]:
 
 
 def _prepared(rows: Iterator[PlacedRow], spec: TaskSpec, *, exact: bool) -> Iterator[PlacedRow]:
-    """Yields rows with a `prompt` and, where there is one, an `answer`. Raises TaskError."""
+    """Yields rows with a `prompt` and, if there is one, an `answer`. Raises TaskError."""
     prompt_column, answer_column = spec.one("prompt"), spec.one("answer")
     first = True
     for place, row in rows:
@@ -190,7 +190,7 @@ def _prepare(row: Columns, prompt_column: str, answer_column: str | None, place:
         columns["answer"] = row[answer_column]
     match prompt:
         case [*before, {"role": "assistant", "content": str(said)}] if before:
-            # A conversation that was written to be imitated: its last turn is what we are asked for.
+            # A conversation written to be imitated: its last turn is the wanted answer.
             columns.setdefault("answer", said)
             prompt = before
         case _:
@@ -199,8 +199,8 @@ def _prepare(row: Columns, prompt_column: str, answer_column: str | None, place:
 
 
 def with_system(system: str, prompt: Any, place: object) -> list[Message]:
-    """Returns a prompt as a conversation that the system begins. Raises TaskError if it has begun it
-    already."""
+    """Returns a prompt as a conversation that begins with a system message. Raises TaskError if it already
+    has one."""
     messages = messages_of(user_prompt(prompt, place))
     if messages[0]["role"] in ("system", "developer"):
         raise TaskError(f"{place} already has a system message", hint="leave out tasks.system_prompt")

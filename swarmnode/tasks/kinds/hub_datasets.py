@@ -1,9 +1,9 @@
-"""A data set of the Hugging Face hub, or of its cache on this disk where the hub does not answer.
+"""A data set of the Hugging Face hub, or of its cache on this disk if the hub does not answer.
 
 hf:owner/name[/subset][:split] -> [load_from_hub] -> tables.py
 
-Only data is loaded: `datasets` 4 and later run no script of a repository. A hub that does not answer is
-noticed within seconds; `datasets` alone would try for minutes.
+Only data is loaded: `datasets` 4 and later run no scripts of a repository. If the hub does not answer, this
+is noticed within seconds; `datasets` alone would try for minutes.
 """
 
 import re
@@ -57,7 +57,7 @@ def load_from_hub(name: str) -> Iterator[Mapping[str, Any]]:
 
 @contextmanager
 def _offline(datasets: Any, offline: bool) -> Generator[None]:
-    """Keeps both libraries to this disk meanwhile, as HF_HUB_OFFLINE does."""
+    """Limits both libraries to this disk for the `with` block, as HF_HUB_OFFLINE does."""
     from huggingface_hub import constants
 
     before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE

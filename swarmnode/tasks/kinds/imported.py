@@ -1,5 +1,5 @@
-"""Tasks by import path: an object, a class or a function of an installed package, of a module in the folder a
-node is started in, or of a file.
+"""Tasks by import path: an object, a class or a function of an installed package, of a module in the folder
+where a node is started, or of a file.
 
 package.module:attribute -> [find_attribute] -> loader.py -> ImportedTask, or FileTask of a function
 
@@ -36,11 +36,11 @@ class Attribute:
     path: Path
     """The module's file."""
     digest: str
-    """The digest of the module's text. What it imports from other files is not part of it."""
+    """Digest of the module's text. Files that it imports do not count."""
 
     @property
     def name(self) -> str:
-        """Name of a task without one of its own: its function's, or its module's if the attribute is
+        """Name of a task that has none of its own: its function's, or its module's if the attribute is
         `examples`."""
         attribute = self.spec.rpartition(":")[2]
         return self.path.stem if attribute == "examples" else attribute
@@ -88,7 +88,7 @@ def look_here_too() -> str:
 
 @dataclass(frozen=True, slots=True)
 class ImportedTask(TaskAround):
-    """A Task object of the user, with its examples and errors in the form that ours have."""
+    """A Task object of the user, with examples and errors in the same form as ours."""
 
     spec: str
     task: Any

@@ -1,4 +1,4 @@
-"""Tasks judged by other rewards than their own.
+"""Tasks judged by rewards other than their own.
 
 script_objects.py, offline evaluation -> [rewarded] -> RewardedTask -> a node
 """

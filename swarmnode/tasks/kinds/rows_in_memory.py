@@ -1,9 +1,9 @@
-"""Rows that a script holds in its hands: lists, sets of `datasets`, data frames, generators, several splits.
+"""Rows that a script holds in memory: lists, sets of `datasets`, data frames, generators, several splits.
 
 Node(rows, eval_dataset=...) -> [split, rows_of] -> script_objects.py
 
-None of the libraries is imported: an object is taken for what it can do. Whatever held the rows, the same
-rows are the same task.
+None of these libraries is imported: objects are recognized by their methods. Equal rows are the same task,
+whatever held them.
 """
 
 import logging
@@ -45,8 +45,8 @@ def split(given: object) -> tuple[object, object]:
 
 
 def rows_of(given: object) -> list[Any] | None:
-    """Returns all rows as plain values; None if `given` holds no rows. Without a length, the first
-    MOST_STREAMED. Raises TaskError for an unreadable file, and for too many rows."""
+    """Returns all rows as plain values, or None if `given` holds no rows. Of a source without a length, the
+    first MOST_STREAMED. Raises TaskError for an unreadable file."""
     if isinstance(given, str | Path):
         spec = parse_spec(str(given))
         if spec.kind not in (TaskKind.DATA, TaskKind.HUB):
@@ -59,7 +59,7 @@ def rows_of(given: object) -> list[Any] | None:
     if not isinstance(found, Iterable):
         return None
     found = cast(Iterable[Any], found)
-    # A list as it is: what is wrong with a row of it is said of that row.
+    # A list stays as it is, so that an error names the faulty row.
     if isinstance(found, Sequence) or hasattr(found, "__len__"):
         rows = list(islice(found, MAX_ROWS + 1))
     else:
@@ -71,8 +71,8 @@ def rows_of(given: object) -> list[Any] | None:
 
 
 def _records(given: Any) -> list[dict[str, Any]] | None:
-    """Returns the rows of a data frame of pandas or polars, or of a table of pyarrow. None: it is none of
-    these."""
+    """Returns the rows of a data frame of pandas or polars, or of a table of pyarrow. None: it is something
+    else."""
     for name in ("to_dicts", "to_pylist"):
         if callable(rows := getattr(given, name, None)):
             return cast(list[dict[str, Any]], rows())
@@ -82,7 +82,7 @@ def _records(given: Any) -> list[dict[str, Any]] | None:
 
 
 def _plain(value: Any, *, missing: bool) -> Any:
-    """Returns a value without numpy in it. `missing`: NaN becomes None, as in the columns of a data frame."""
+    """Returns a value without numpy objects. `missing`: NaN becomes None, as in columns of a data frame."""
     if isinstance(value, Mapping):
         items = cast(Mapping[Any, Any], value).items()
         return {name: _plain(one, missing=missing) for name, one in items}

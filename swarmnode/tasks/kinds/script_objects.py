@@ -2,8 +2,8 @@
 
 script -> [as_task] -> Task -> api.py -> a node
 
-Their code runs in the node's own process, as nothing else could: a function of a notebook has no file that a
-process of its own could load. Only what the script itself passes in ever gets here, nothing from the wire.
+Their code has to run in the node's own process: a function of a notebook has no file that another process
+could load. Only objects that the script itself passes arrive here, nothing from the wire.
 """
 
 import inspect
@@ -28,13 +28,13 @@ from swarmnode.tasks.task import EVALUATION_SEED, Task, is_task
 
 Rows = Iterable[Any]
 """Examples as plain data, in the forms that `examples(seed)` may yield: a list, a set of `datasets`, a data
-frame, a generator; or several splits by their names."""
+frame, a generator; or several splits by name."""
 
 RewardSpec = Reward | str
 """A function on TRL's contract, or the name of one: `exact_match`, `file.py:function`, `module:function`."""
 
 NAMELESS = frozenset({"examples", "<lambda>"})
-"""Function names that make no name for a task."""
+"""Function names that do not serve as the name of a task."""
 
 
 def as_task(
@@ -48,13 +48,13 @@ def as_task(
 ) -> Task:
     """Returns an object of a script as a task.
 
-    `given`: a Task; a function `examples(seed)`, as in a task file; or the examples themselves, in whatever
-    holds rows (rows_in_memory.py), which each seed draws in another order. `rewards`: its judges, instead of
-    the task's own judge or, without one, of exact match; `weights`: the weight of each. `tools` and
+    `given`: a Task; a function `examples(seed)`, as in a task file; or the examples themselves, in anything
+    that holds rows (rows_in_memory.py), which each seed draws in another order. `rewards`: its judges,
+    instead of the task's own judge or, without one, exact match; `weights`: the weight of each. `tools` and
     `environment`: as in a task file; an environment may bring its own questions (`given` None). `evaluation`:
-    rows that it is measured on, whole; None: where `given` has several splits, one of them, else the share of
-    prompts that every node holds out. Name and version follow from the source, so nodes that run one script
-    exchange rollouts. Raises TaskError for anything but a task.
+    rows to measure it on, all of them; None: one of the splits if `given` has several, else the share of
+    prompts that every node holds out. Name and version follow from the source, so nodes that run the same
+    script exchange rollouts. Raises TaskError for anything but a task.
 
     >>> task = as_task([("1+1=", "2"), ("2+2=", "4")])
     >>> sorted(example.prompt for example in task.examples(0))
@@ -78,8 +78,8 @@ def as_task(
 
 
 def task_names(given: object) -> tuple[str, ...]:
-    """Returns the names of tasks that a script passes: one, or a list in which every text is one. Empty: it
-    is not a name.
+    """Returns the names of tasks that a script passes: one, or a list in which every text is a name. Empty:
+    it is not a name.
 
     >>> task_names("rev"), task_names(["rev", "sort"]), task_names(["rev", "Say it twice."])
     (('rev',), ('rev', 'sort'), ())
@@ -92,7 +92,7 @@ def task_names(given: object) -> tuple[str, ...]:
 
 
 def refuse_untrained(given: object) -> None:
-    """Raises TaskError for splits without one to train on, which an evaluation alone could use."""
+    """Raises TaskError for splits without one to train on; only an evaluation could use them."""
     if isinstance(given, Mapping) and TRAINING_SPLIT not in given:
         given = cast(Mapping[Any, object], given)
         hint = (
@@ -105,8 +105,8 @@ def refuse_untrained(given: object) -> None:
 
 
 def measured_rows(given: object) -> Any:
-    """Returns the rows that a policy is measured on, if `given` is rows: all of them, or the evaluation split
-    of several. None: it is a task, a function or nothing."""
+    """Returns the rows to measure a policy on if `given` is rows: all of them, or the evaluation split of
+    several. None: it is a task, a function or nothing."""
     if given is None or task_names(given) or callable(given) or is_task(given):
         return None
     trained, measured = split(given)
@@ -120,7 +120,7 @@ def _factories(environment: Any) -> list[Any]:
 def _source(given: Any, own: Mapping[str, Reward], environment: object, evaluation: object) -> FileTask:
     """Returns the task that draws the examples. Raises TaskError."""
     judges = own or {"correct": load_reward("exact_match")}
-    # An environment may judge by itself: then no row needs an answer.
+    # An environment may judge by itself; then no row needs an answer.
     exact = not own and environment is None
     measured = () if evaluation is None else _packed(evaluation, exact=exact)
     if evaluation is not None and not measured:
@@ -170,12 +170,12 @@ def _packed(given: object, *, exact: bool) -> Sequence[bytes]:
 
 
 def _either(draw: Draw, evaluation: Sequence[bytes], seed: int) -> Iterable[Any]:
-    """Draws from a function, or from the evaluation set beside it for EVALUATION_SEED."""
+    """Draws from a function, or for EVALUATION_SEED from the evaluation set beside it."""
     return drawn((), evaluation, "", seed) if seed == EVALUATION_SEED else draw(seed)
 
 
 def _place_of(function: Callable[..., Any]) -> Path:
-    """Returns the file that a function is written in, for messages."""
+    """Returns the file in which a function is written, for messages."""
     try:
         return Path(inspect.getsourcefile(function) or "<script>")
     except TypeError:

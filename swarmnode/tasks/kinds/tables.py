@@ -19,7 +19,7 @@ MAX_DATA_BYTES = 2 << 30
 """Largest file of questions, in bytes."""
 
 MAX_ROW_BYTES = 1 << 18
-"""Longest row in bytes. A row goes to the node whole, and a longer prompt fits into no context."""
+"""Longest row in bytes. A row goes to the node in one piece, and a longer prompt fits into no context."""
 
 Columns = dict[str, Any]
 PlacedRow = tuple[str, Columns]
@@ -64,7 +64,7 @@ def _json_lines(path: Path) -> Iterator[PlacedRow]:
 
 
 def read_json_lines(file: IO[bytes], path: Path, most_bytes: int) -> Iterator[PlacedRow | BadRow]:
-    """Yields an object a line, empty lines left out. Raises TaskError for a line of more than
+    """Yields one object per line and skips empty lines. Raises TaskError for a line of more than
     `most_bytes`."""
     number = 0
     while line := file.readline(most_bytes + 1):
@@ -122,7 +122,7 @@ def _csv_rows(rows: Any, path: Path) -> Iterator[list[str]]:
 
 
 def read_parquet(path: Path) -> Iterator[PlacedRow]:
-    """Yields the rows of a Parquet file. Raises TaskError if it is none."""
+    """Yields the rows of a Parquet file. Raises TaskError if it is not one."""
     parquet = extra_module("pyarrow.parquet", how_to_install("data"), path)
     try:
         batches = parquet.ParquetFile(path).iter_batches(batch_size=256)
@@ -133,7 +133,7 @@ def read_parquet(path: Path) -> Iterator[PlacedRow]:
 
 
 def _folder(path: Path, split: str | None) -> Iterator[Mapping[str, Any]]:
-    """Yields the rows of a folder that `datasets` saved: one set, or one of several splits."""
+    """Yields the rows of a folder that `datasets` saved: a single set, or one of several splits."""
     datasets = extra_module("datasets", how_to_install("data"), path)
     try:
         found = datasets.load_from_disk(str(path))

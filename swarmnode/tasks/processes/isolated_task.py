@@ -1,9 +1,9 @@
-"""A task whose code runs in processes of its own, as the node sees it.
+"""A task whose code runs in separate processes, as the node sees it.
 
 loader.py, path -> [isolate] -> IsolatedTask -> worker_pool.py -> task_process.py -> socket -> worker.py
 
-A node has several processes for its own rollouts (tasks.workers), and one for those of strangers, so that an
-answer on which a reward hangs costs the own ones nothing.
+A node has several processes for its own rollouts (tasks.workers) and one for those of strangers, so that a
+stranger's answer that hangs a reward costs our own rollouts nothing.
 """
 
 import zlib
@@ -27,16 +27,16 @@ from swarmnode.tasks.task import DEMONSTRATED_SEED, Isolated, Task
 from swarmnode.types import Example, ExampleKey
 
 FIRST_ROWS, MOST_ROWS = 16, 256
-"""Examples asked for at once: FIRST_ROWS, enough for a round's share of a task, then four times as many each
-time."""
+"""Examples requested at once: first FIRST_ROWS, enough for a round's share of a task, then four times as many
+each time."""
 
 MOST_WORKERS = 4
 """Most processes of one task without a setting: judges that wait for something need more than there are
 cores, and those that compute take cores from training."""
 
 SMALL_BYTES = 512 << 20
-"""Largest resident memory, in bytes, of a task with several processes and no setting. A larger one (a data
-set, a model that judges) has one."""
+"""Largest resident memory, in bytes, at which a task without a setting gets several processes. A larger one
+(a data set, a model that judges) has one."""
 
 
 class IsolatedTask(Isolated):
@@ -72,8 +72,8 @@ class IsolatedTask(Isolated):
             start, count = start + count, min(4 * count, MOST_ROWS)
 
     def score(self, example: Example, completions: Sequence[Said]) -> list[Mapping[str, float | None]]:
-        """Scores by the file's own rewards, for the example as its process draws it, or as it was given where
-        it stands in no draw."""
+        """Returns the scores of the file's own rewards, for the example as its process draws it, or as it was
+        given if it belongs to no draw."""
         key = example.key
         given = written_down(example) if key.seed == DEMONSTRATED_SEED else None
         asked = wire.Score(key.seed, key.index, written_prompt(example.prompt), tuple(completions), given)
@@ -145,11 +145,11 @@ def isolate(
     home: Path | None = None,
     **options: Any,
 ) -> Task:
-    """Loads a task as `load_task` does, but other people's code in processes of its own. The caller closes
-    it. Built-in tasks are ours and end: they stay in this process, unless `builtin`. `unconfined`: programs
-    of its rewards run without a sandbox if there is none. `workers`: most processes (None: MOST_WORKERS, or
-    one if it is large). `memory_mb`: most memory of each. `home`: the node's folder (None: from the
-    environment). `options`: further ones of ProcessOptions."""
+    """Loads a task as `load_task` does, but other people's code in separate processes. The caller closes it.
+    Built-in tasks are ours and always return: they stay in this process, unless `builtin`. `unconfined`:
+    programs of its rewards run without a sandbox if there is none. `workers`: most processes (None:
+    MOST_WORKERS, or one if it is large). `memory_mb`: most memory of each. `home`: the node's folder (None:
+    from the environment). `options`: further fields of ProcessOptions."""
     asked = parse_spec(spec)
     if asked.kind != TaskKind.BUILTIN:
         asked = absolute(asked)
@@ -166,8 +166,8 @@ def isolate(
 
 
 def isolate_as_set(spec: str, config: TasksConfig, **options: Any) -> Task:
-    """Loads a task as `isolate` does, with the limits and the rights that the settings give. `options`: those
-    of `isolate`, which win."""
+    """Loads a task as `isolate` does, with the limits and rights of the settings. `options`: those of
+    `isolate`, which take precedence."""
     limits: dict[str, Any] = {
         "unconfined": config.sandbox == "optional",
         "workers": config.workers,

@@ -1,16 +1,16 @@
-"""The printed lines of a task's code, made fit for a log."""
+"""The printed lines of a task's code, made safe for a log."""
 
 import time
 from collections.abc import Callable
 from io import BufferedReader
 
 LINES_PER_S = 20
-"""Most lines a second that are shown; the others are counted."""
+"""Most lines per second that are shown; the others are counted."""
 
 MAX_LINE_BYTES = 2000
 
 FLOOD_BYTES = 1 << 20
-"""Bytes read at once while lines are left out: a task that prints without end must not take our
+"""Bytes read at once while lines are left out: a task that prints without end must not occupy our
 interpreter."""
 
 

@@ -1,11 +1,11 @@
-"""One process for the code of a task, which is ended where it does not answer in time.
+"""One process for the code of a task, which is ended if it does not answer in time.
 
 isolated_task.py -> worker_pool.py -> [TaskProcess] -> socket -> worker.py
         -> examples(seed), reward(...) of the user
 
 Nothing of a task file runs in the node: it can hang, hold the interpreter, catch every exception, start
-threads or crash, and what is lost is one judgement (JudgementLost). The process is started again when it is
-next needed.
+threads or crash, and the loss is one judgement (JudgementLost). The process is restarted when it is next
+needed.
 """
 
 import json
@@ -39,18 +39,18 @@ from swarmnode.tasks.task_source import task_source
 logger = logging.getLogger(__name__)
 
 GRACE_S = 2.0
-"""Seconds after a deadline, at which the process ends itself and tells where it was, before it is ended from
-outside."""
+"""Seconds after a deadline before the process is ended from outside. At the deadline it ends itself and
+reports where it was."""
 
 SLOW_S = 10.0
-"""Seconds after which a judgement is logged as slow, once for each task, while it goes on."""
+"""Seconds after which a judgement is logged as slow while it goes on, once per task."""
 
 RELOAD_S = 600.0
 """Longest start of the process: a file may read a data set, or load a model that judges."""
 
 SAME_HASHES = {"PYTHONHASHSEED": "0"}
-"""Environment that makes strings hash alike in all processes. Some data sets of reasoning-gym draw in the
-order of a set, and their users cannot mend that code."""
+"""Environment in which strings hash alike in all processes. Some data sets of reasoning-gym draw in the order
+of a set, and their users cannot fix that code."""
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -63,32 +63,32 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function
 
 @dataclass(slots=True)
 class KnownTask:
-    """The task that its first process loaded. All other processes have to load the same."""
+    """The task that its first process loaded. All other processes must load the same."""
 
     loaded: wire.Loaded | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessOptions:
-    """Deadlines of a task's process, and choices about its start."""
+    """Deadlines of a task's process, and options of its start."""
 
     timeout_s: float
-    """Deadline of any request but a turn's and that to load the task."""
+    """Deadline of all requests except a turn and loading the task."""
     turn_timeout_s: float | None = None
     """Deadline of an environment's answer to one turn. None: `timeout_s`."""
     load_timeout_s: float | None = RELOAD_S
-    """Longest that loading the task may take. None: no limit."""
+    """Longest time for loading the task. None: no limit."""
     load_wait_s: float | None = None
-    """Longest that one request waits while the task is loaded. None: no limit."""
+    """Longest wait of one request while the task is loaded. None: no limit."""
     random_hashes: bool = False
-    """True if strings hash differently in each process, for tasks whose authors can mend code that depends on
+    """True if strings hash differently in each process, for tasks whose authors can fix code that depends on
     it."""
     printed: Callable[[str], None] | None = None
-    """Gets each line that the task prints. None: lines are logged."""
+    """Receives each line that the task prints. None: lines are logged."""
 
 
 class TaskProcess:
-    """A process of one task. It starts on the first request, and again after it died. `ask` may be called by
+    """A process of one task. It starts on the first request, and again if it died. `ask` may be called by
     several threads, which wait for each other; `close` by any."""
 
     def __init__(self, load: wire.Load, options: ProcessOptions, known: KnownTask) -> None:
@@ -123,7 +123,7 @@ class TaskProcess:
         with self._turn:
             if self._interrupts != interrupts:
                 raise self._stopped()
-            # What is drawn depends on nothing that died with a process.
+            # A draw depends on nothing that died with a process.
             return self._asked(request, self._limit_s(request), again=isinstance(request, wire.Draw))
 
     @property
@@ -198,7 +198,7 @@ class TaskProcess:
         return reply
 
     def _asked(self, request: wire.Request, timeout_s: float, *, again: bool) -> wire.Reply:
-        """`again`: a process that died of the request, or with it, is followed by another one."""
+        """`again`: if the process dies of the request, or during it, try once more in a new one."""
         self._ready()
         began, interrupts = time.monotonic(), self._interrupts
         deadline = began + timeout_s + GRACE_S
@@ -254,7 +254,7 @@ class TaskProcess:
         return self._options.timeout_s if turn_s is None else turn_s
 
     def _where(self) -> str:
-        """Returns the line that the task's code was at when it was given up, as a hint."""
+        """Returns the line at which the task's code was given up, as a hint."""
         if self._trace is None:
             return ""
         self._trace.seek(0)
@@ -276,7 +276,8 @@ class TaskProcess:
                 stderr=subprocess.STDOUT,
                 pass_fds=files,
                 env={**os.environ, **SAME_HASHES} if self._same_hashes else None,  # noqa: TID251  for Python
-                # Ctrl-C in a terminal is for the node; and what a reward starts can be ended with it.
+                # Ctrl-C in a terminal is for the node, and processes that a reward starts can be ended with
+                # it.
                 start_new_session=True,
             )
         except OSError as error:
@@ -294,7 +295,7 @@ class TaskProcess:
             self._kill()
 
     def _send(self, order: wire.Order, deadline: float | None) -> None:
-        """Sends an order. A process that is gone, or that took nothing until the deadline, is noticed on
+        """Sends an order. If the process is gone, or took nothing until the deadline, this is noticed on
         reading."""
         assert self._reader is not None
         self._reader.channel.settimeout(None if deadline is None else deadline - time.monotonic())

@@ -1,4 +1,4 @@
-"""The right of programs in answers to run without a sandbox where there is none (setting tasks.sandbox).
+"""The right of programs in answers to run without a sandbox if there is none (setting tasks.sandbox).
 
 worker.py -> [allow_unconfined] -> [is_unconfined_allowed] -> extensions/sandbox/sandbox.py
 """

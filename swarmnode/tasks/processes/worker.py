@@ -1,13 +1,13 @@
-"""The process that a task's code runs in: it draws, it judges, and it can be killed.
+"""The process that runs a task's code: it draws and judges, and it can be killed.
 
 task_process.py (the node) -> socket -> [worker] -> loader.py -> examples(seed), reward(...) of the user
 
-A thread cannot be ended and a regular expression that runs away holds the whole interpreter; a process can be
-ended, whatever it is doing. Requests are answered in the main thread, one after the other: rewards that use
-signal.alarm for a limit of their own (math-verify does) need that.
+A thread cannot be ended, and a runaway regular expression blocks the whole interpreter; a process can be
+ended whatever it does. Requests are answered in the main thread, one after another: rewards that use
+signal.alarm for their own limit (as math-verify does) need that.
 
-Past its deadline the process ends itself, by a timer of C that needs no interpreter, and leaves behind where
-each thread was. So it also ends where the node was killed meanwhile.
+Past its deadline the process ends itself, by a C timer that needs no interpreter, and reports where each
+thread was. So it also ends if the node was killed meanwhile.
 """
 
 import faulthandler
@@ -49,22 +49,22 @@ from swarmnode.tasks.task import (
 from swarmnode.types import Example, ExampleKey
 
 MAX_SEEDS = 64
-"""Most seeds with kept draws, so that judging an answer does not draw its example again."""
+"""Most seeds with stored draws, so that judging an answer does not draw its example again."""
 
 PARENT_LOOK_S = 1.0
 
 NICENESS = 15
-"""Niceness of a process that judges strangers' answers: our own work never waits for the cores because of
+"""Niceness of a process that judges strangers' answers, so that our own work never waits for cores because of
 it."""
 
 STRANGERS_MB = 512
-"""Megabytes that playing strangers' episodes may take, besides those of the loaded environment.
-`tasks.memory_mb`, if set, bounds all of it instead."""
+"""Megabytes for playing strangers' episodes, besides those of the loaded environment. `tasks.memory_mb`, if
+set, bounds all of it instead."""
 
 
 @dataclass(slots=True)
 class _Drawing:
-    """The examples drawn of one seed so far."""
+    """The examples drawn so far of one seed."""
 
     source: Iterator[Example]
     examples: list[Example] = field(default_factory=list[Example])
@@ -104,7 +104,7 @@ class TaskWorker:
         return wire.Drawn(tuple(written_down(self._with_shown(row)) for row in rows), failure)
 
     def _with_shown(self, example: Example) -> Example:
-        """Returns an example with the texts of a function of demonstrations, which stays in this process."""
+        """Returns an example with the texts of a demonstration function, which stays in this process."""
         if not callable(demonstrations_of(self._task)):
             return example
         shown = Demonstrations().of(self._task, example)
@@ -132,20 +132,20 @@ class TaskWorker:
             return wire.Observed(None, lost.message)
 
     def _example(self, asked: wire.Score | wire.Observe) -> Example | None:
-        """Returns the requested example. None: this process draws another one there."""
+        """Returns the requested example, or None if this process draws another one there."""
         examples = self._drawing(asked.seed, asked.index + 1).examples
         found = examples[asked.index] if asked.index < len(examples) else None
         return found if found is not None and written_prompt(found.prompt) == asked.prompt else None
 
     def _drawing(self, seed: int, end: int) -> _Drawing:
         drawing = self._drawings.get(seed) or _Drawing(iter(self._task.examples(seed)))
-        self._drawings[seed] = drawing  # The ones that were asked for last are kept.
+        self._drawings[seed] = drawing  # The most recently used ones are kept.
         drawing.up_to(end if seed == EVALUATION_SEED else min(end, MAX_INDEX))
         return drawing
 
 
 def serve(channel: socket.socket, trace: int) -> None:
-    """Answers requests until the node hangs up. `trace`: an open file for the threads' stacks at a
+    """Answers requests until the node closes the channel. `trace`: an open file for the threads' stacks at a
     deadline."""
     reader, worker = wire.MessageReader(channel), None
     while (data := reader.read(None)) is not None:
@@ -198,9 +198,9 @@ def _load(request: wire.Request) -> tuple[TaskWorker, wire.Loaded]:
 
 
 def _yield_to_others() -> None:
-    """Lets our own work have the cores first, where the system can. The process leads its own session: on
+    """Gives our own work precedence on the cores, if the system can. The process leads its own session: on
     Linux a session weighs as much as the node's, whatever the niceness of its processes, unless the session
-    is nice itself."""
+    itself is nice."""
     with suppress(AttributeError, OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
     with suppress(OSError), open("/proc/self/autogroup", "w") as session:
@@ -218,7 +218,7 @@ def _play_strangers(task: Task, *, limited: bool) -> None:
 
 
 def _taken_bytes() -> int | None:
-    """Returns memory as `_limit_memory` counts it, in bytes. None: this system does not report it."""
+    """Returns memory in bytes, as `_limit_memory` counts it. None: this system does not report it."""
     try:
         with open("/proc/self/statm") as statm:
             return int(statm.read().split()[5]) * os.sysconf("SC_PAGE_SIZE")
@@ -227,8 +227,8 @@ def _taken_bytes() -> int | None:
 
 
 def _limit_memory(size_bytes: int) -> None:
-    """Makes allocations past the limit fail with a MemoryError, where the system can. It counts memory that
-    is written to, not what a library reserves."""
+    """Makes allocations past the limit fail with a MemoryError, if the system can. Memory counts when it is
+    written to, not when a library reserves it."""
     import resource
 
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
@@ -237,7 +237,7 @@ def _limit_memory(size_bytes: int) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Ends this process with the node, even in the middle of a reward."""
+    """Ends this process when the node ends, even in the middle of a reward."""
     while os.getppid() == parent:
         time.sleep(PARENT_LOOK_S)
     os._exit(0)
@@ -245,10 +245,10 @@ def _end_with(parent: int) -> None:
 
 def main(channel_fd: int, trace_fd: int, parent: int) -> NoReturn:
     """Entry point of the process."""
-    # Processes that a reward starts must not hold these open, or nobody would notice that we are gone.
+    # Processes that a reward starts must not hold these open, or nobody would notice our end.
     os.set_inheritable(channel_fd, False)
     os.set_inheritable(trace_fd, False)
-    # A model that judges must not take the cores from training: one thread, unless somebody said otherwise.
+    # A model that judges must not take the cores from training: one thread, unless the user set otherwise.
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # noqa: TID251  no setting of ours, and read by libraries
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     serve(socket.socket(fileno=channel_fd), trace_fd)

@@ -18,9 +18,9 @@ READ_BYTES = 1 << 16
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """The first request: run this task's code. `text`: that of its file; None: it is not a single file.
-    `unconfined`: programs of its rewards may run without a sandbox if there is none. `memory_mb`: most memory
-    of the process. `home`: the node's folder, if it is not the default. `strangers`: the process judges
+    """The first request: run this task's code. `text`: the content of its file; None: it is not a single
+    file. `unconfined`: programs of its rewards may run without a sandbox if there is none. `memory_mb`: most
+    memory of the process. `home`: the node's folder, if not the default. `strangers`: the process judges
     answers of peers (worker.py)."""
 
     spec: str
@@ -40,8 +40,8 @@ class Draw(msgspec.Struct, frozen=True, tag=True):
 
 
 class DrawnExample(msgspec.Struct, frozen=True):
-    """An example, its prompt as chat.py writes it. `columns` are those that can be serialized; the process
-    that judges has all of them."""
+    """An example, its prompt as chat.py writes it. `columns`: those that can be serialized; the process that
+    judges has all of them."""
 
     prompt: str
     columns: dict[str, Any]
@@ -49,8 +49,8 @@ class DrawnExample(msgspec.Struct, frozen=True):
 
 
 class Score(msgspec.Struct, frozen=True, tag=True):
-    """Judge completions of an example. The process draws it itself; `prompt` tells whether it is the one.
-    `given`: the example where it stands in no draw, as a demonstrated one does."""
+    """Judge completions of an example. The process draws it itself; `prompt` shows whether it is the same
+    one. `given`: the example if it belongs to no draw, such as a demonstrated one."""
 
     seed: int
     index: int
@@ -69,7 +69,7 @@ class Observe(msgspec.Struct, frozen=True, tag=True):
 
 
 class Digest(msgspec.Struct, frozen=True, tag=True):
-    """Draw everything anew and give one digest of it."""
+    """Draw everything anew and return one digest of it."""
 
 
 Request = Load | Draw | Score | Observe | Digest
@@ -104,7 +104,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     most_turns: int | None = None
     """Most turns of the policy. None: the task is not an environment."""
     demonstrations: Any = {}
-    """Those that the task brings. A function of the example is none of them: what it returns is a column."""
+    """Demonstrations of the task. A function of the example is not among them: its results are a column."""
 
 
 class Drawn(msgspec.Struct, frozen=True, tag=True):
@@ -153,7 +153,7 @@ def frame(message: Order | Reply) -> bytes:
 
 @dataclass(slots=True)
 class MessageReader:
-    """Reads whole messages from a socket. A part that came before a deadline is kept for the next attempt."""
+    """Reads whole messages from a socket. It keeps a part that arrived before a deadline for the next one."""
 
     channel: socket.socket
     _bytes: bytearray = field(default_factory=bytearray)

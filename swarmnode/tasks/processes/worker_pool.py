@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Slot:
-    """A process of the pool. `ready`: it has loaded the task, as far as we know."""
+    """A process of the pool. `ready`: as far as we know, it has loaded the task."""
 
     runner: TaskProcess
     ready: bool = False
@@ -55,7 +55,7 @@ class WorkerPool:
             return slot.runner.ask(request)
 
     def first_of_all(self, request: Request, is_answer: Callable[[Reply], bool]) -> Reply | None:
-        """Asks the processes that are ready, one after the other, and returns the first answer. None: none of
+        """Asks the processes that are ready, one after another, and returns the first answer. None: none of
         them has one."""
         for number, slot in enumerate(self._slots):
             if slot.ready and is_answer(reply := self.ask(request, number)):
@@ -102,7 +102,7 @@ class WorkerPool:
             self._changed.wait()
 
     def _free(self, affinity: int | None) -> _Slot | None:
-        """Returns the process for a request now, None if it has to wait. Starts another one if all are
+        """Returns the process for a request now, or None if it has to wait. Starts another one if all are
         busy."""
         if affinity is not None:
             slot = self._slots[affinity and affinity % self._allowed()]
