@@ -18,7 +18,7 @@ def check_hop(message: Hop, plan: Plan, model: StageModel, *, max_tokens: int) -
     """Raises Rejected unless a message fits the plan: unknown_work, wrong_route, wrong_shape, too_large.
 
     Its path may differ from the plan's if members were lost: it must begin at the agent's data node and pass
-    each other stage at most once.
+    every other stage at most once.
     """
     waves = plan.instance.waves
     if message.agent >= len(plan.paths) or message.wave >= waves:

@@ -133,7 +133,7 @@ def compute_plan(inputs: PlanInputs) -> AgreedPlan:
     useless = useless_members(inputs.announcements, held)
     useful = tuple(each for each in costs if each.peer_id not in useless)
     if useful and useless:
-        # If the others need them after all, they get a stage, and slow paths still avoid them.
+        # Leave them out unless the others cannot do without them. In that case, paths can skip their stage.
         with suppress(ModelError, ConfigError):
             return _planned(inputs, useful)
     return _planned(inputs, costs)

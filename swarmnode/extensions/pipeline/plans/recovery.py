@@ -24,10 +24,10 @@ def repaired_path(
 ) -> Path | None:
     """Return the path of the next attempt at a micro-batch that took `path`, or None.
 
-    `lost`: nodes that are gone or did not answer. `tried`: living nodes that had no slot for it. Each of both
-    is replaced by the nearest replica of its stage (hops to and from it, and its work) that has a free slot,
-    or left out. `load`: by node, the visits that it holds now, as far as known. The slots of the plan's own
-    agents are reserved even if they are not in use.
+    `lost`: nodes that are gone or did not answer. `tried`: living nodes that had no slot for it. Nodes in
+    either are replaced by the nearest replica of their stage (hops to and from it, and its work) that has a
+    free slot, or left out. `load`: by node, the visits that it holds now, as far as known. The slots of the
+    plan's own agents are reserved even if they are not in use.
 
     A path has at least two stages as long as any untried node of another stage lives; if none lives, it
     consists of the data node alone. Returns None if the data node is lost or all living nodes have been

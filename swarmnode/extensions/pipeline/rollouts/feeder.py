@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 SESSION_BITS = 40
 
 MAX_FAILURES = 16
-"""Rounds of failed feeds after which a step is given up, unless a node was excluded. After half of them, nodes
-that forget a feed are avoided at once."""
+"""Rounds of failed feeds after which a step is given up, unless a node was excluded. After half of them,
+nodes that forget a feed are avoided at once."""
 
 PATIENCE = 4
 """Number of feeds that a node may forget, under one plan and policy, before it is avoided."""
