@@ -296,8 +296,7 @@ class PrivateHost:
     async def _move(self) -> None:
         """Moves to the names of another key. Called again if the host was down."""
         key = self._swarm.key
-        # A member learns of the key when we ask it in its turn, or when another member that knows the key
-        # does.
+        # A member learns of the key when it asks us in its rotation, or asks another member that has it.
         turns = -(-len(self._proved) // ASKED_AT_ONCE) + 2
         self._follow_by_s = time.monotonic() + NEWS_EVERY_S * turns
         self._proved.clear()
@@ -343,7 +342,7 @@ class PrivateHost:
         if message.sender in self._swarm.removed:
             return None
         if message.oversized:
-            # No member can seal a message of this size; a stranger's message is ignored.
+            # It cannot be sealed by an honest member. Strangers are dealt with as such.
             return replace(message, topic=topic) if message.sender in self._proved else None
         try:
             data = key.open(message.data, "gossip", topic, message.sender)
