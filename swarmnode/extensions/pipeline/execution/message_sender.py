@@ -29,7 +29,7 @@ from swarmnode.network.streams import Buffer
 logger = logging.getLogger(__name__)
 
 LARGE_ELEMENTS = 1 << 18
-"""Larger tensors are encoded and decoded in a thread: it would block the event loop for about 1 ms."""
+"""Tensors with more elements are encoded and decoded in a thread: it takes about a millisecond."""
 
 PAUSE_S = 0.05
 """Pause between attempts at the same message."""

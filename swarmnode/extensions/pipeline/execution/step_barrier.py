@@ -195,8 +195,7 @@ class StepBarrier:
             context.worker.model.trainable(), max_tokens=most * context.worker.max_tokens, max_visits=most
         )
         try:
-            # The exchange has its own time limit. If we ended it here, the survivors would step on different
-            # sums.
+            # The exchange has its own time limit. Ended from here, the survivors' sums would differ.
             return await self._gradient_exchange.combine(
                 own,
                 StageIteration(assignment.digest, assignment.stage, context.iteration),

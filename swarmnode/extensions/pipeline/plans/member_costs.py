@@ -118,7 +118,7 @@ def corrected_costs(announcements: Iterable[CostAnnouncement]) -> tuple[MemberCo
     """Return the members' costs, corrected by the observations of others and sorted by peer id. Each member
     has one announcement.
 
-    The correction is the median over the observers, who have one vote each regardless of what they say. The
+    The correction is the median over the observers, with one vote each regardless of what they say. The
     claim keeps more weight while few micro-batches were observed. While liars are fewer than honest
     observers, no member can make another look slow or itself look fast.
     """

@@ -7,10 +7,10 @@ Every member computes the partition itself from the same announcements, and all 
 measured floats are rounded to a grid once, and all later arithmetic is in integers; members are sorted first,
 and ties go to the smaller peer id.
 
-Stage 0 holds the embedding, the first layers, the final norm and the head, and is never skipped. The other S
-- 1 stages share the L - 1 other visits of each micro-batch. So a stage's load is its time multiplied by the
-share of micro-batches that visit it. This is the sizing rule of SkipPipe (arXiv 2502.19913), n_0 (L - 1) =
-sum of n_s.
+Stage 0 holds the embedding, the first layers, the final norm and the head, and is never skipped. The other
+S - 1 stages share the L - 1 other visits of each micro-batch. So a stage's load is its time multiplied by the
+share of micro-batches that visit it. This is the sizing rule of SkipPipe (arXiv 2502.19913),
+n_0 (L - 1) = sum of n_s.
 
 layer_cuts.py holds the search.
 """

@@ -90,7 +90,7 @@ class AgreedPlan:
 
     @property
     def members(self) -> frozenset[str]:
-        """All members whose announcements the plan was made from."""
+        """The members whose announcements the plan was made from."""
         return frozenset((*self.peers, *self.spare))
 
     def node_of(self, peer_id: str) -> int | None:
@@ -166,8 +166,7 @@ def must_load(agreed: AgreedPlan, former: FormerStages | None) -> tuple[str, ...
 
 
 def _stage_count(settings: PlanSettings, members: int) -> int | None:
-    """Return the number of stages in the settings, or the most that are possible if that is fewer. None:
-    any."""
+    """Return the number of stages in the settings, capped at what is possible. None: any number."""
     if settings.stages is None:
         return None
     return max(2, min(settings.stages, members, settings.model.layers))

@@ -11,16 +11,18 @@ before CUDA starts, its processes outlive a killed parent (39 minutes, when last
 one peer missing forms after 3 s.
 
 1. Gather. Each replica asks every other one for its contribution. Bounds are checked before bytes are read:
-tokens and micro-batches, exactly the parameters of the stage. Then finiteness is checked. 2. Agree. Each
-replica asks the others which contributions they hold. A contribution counts if most of the answering replicas
-hold it. 3. Sum, in the order of peer ids, the contributions whose norm per token is not far above the median
-(contribution_tally.py). 4. After the step, compare the weights. If a death or a lie has caused different
-sums, replica_vote.py decides.
+   tokens and micro-batches, exactly the parameters of the stage. Then finiteness is checked.
+2. Agree. Each replica asks the others which contributions they hold. A contribution counts if most of the
+   answering replicas hold it.
+3. Sum, in the order of peer ids, the contributions whose norm per token is not far above the median
+   (contribution_tally.py).
+4. After the step, compare the weights. If a death or a lie has caused different sums, replica_vote.py
+   decides.
 
-All replicas send to all others: (r - 1) x size out of each of r replicas. A reduce-scatter sends 2 (r - 1) /
-r x size: the same for two replicas, 2/3 of it for three, half for four. But then each replica sees only a
-part of the others' gradients, and has to believe sums that it cannot check. For adapters (8 MB per stage) the
-difference is under a second at 100 Mbit/s.
+All replicas send to all others: (r - 1) x size out of each of r replicas. A reduce-scatter sends
+2 (r - 1) / r x size: the same for two replicas, 2/3 of it for three, half for four. But then each replica
+sees only a part of the others' gradients, and has to believe sums that it cannot check. For adapters (8 MB
+per stage) the difference is under a second at 100 Mbit/s.
 """
 
 import asyncio

@@ -6,14 +6,16 @@ replica_exchange.py (what replicas say) -> [vote_of] -> ReplicaVote -> alignment
 
 Pure. The rule, in this order:
 
-1. The largest side is right. The others take over its state, which must have the digest that was voted for. A
-replica that does not know where it stands (its state was older than the pipeline) has no vote and follows, if
-any other replica has a vote. If no replica knows, they follow the side with the smallest peer id. 2. Sides of
-equal size, as when two replicas differ: nothing shows which of them is wrong, so none is believed. Each
-fetches the others' states. If all are equal except for rounding (`is_near`), as between different kinds of
-machines, all take the state of the side with the smallest peer id. 3. Otherwise, if all say that they came
-from the same state before the step, all go back to it: each still has it, and a neighbour has a copy. For
-this stage it is as if no gradient had come. 4. Otherwise each keeps its own state and logs a warning.
+1. The largest side is right. The others take over its state, which must have the digest that was voted for.
+   A replica that does not know where it stands (its state was older than the pipeline) has no vote and
+   follows, if any other replica has a vote. If no replica knows, they follow the side with the smallest peer
+   id.
+2. Sides of equal size, as when two replicas differ: nothing shows which of them is wrong, so none is
+   believed. Each fetches the others' states. If all are equal except for rounding (`is_near`), as between
+   different kinds of machines, all take the state of the side with the smallest peer id.
+3. Otherwise, if all say that they came from the same state before the step, all go back to it: each still has
+   it, and a neighbour has a copy. For this stage it is as if no gradient had come.
+4. Otherwise each keeps its own state and logs a warning.
 
 What a liar can gain without a majority: rounding (`NEAR` of a step that the others took too, which is less
 than its own gradients may move), or a stage that stands still. No other replica adopts weights that it made

@@ -82,8 +82,7 @@ class GradientSum:
         {'w': tensor([2.])}
         """
         if not self.tokens:
-            # A head may have gradients of micro-batches that never came back: there are no tokens to divide
-            # by.
+            # Gradients of a head, of micro-batches that never came back: no tokens to divide by.
             return {}
         if self.tokens == step_tokens:
             return dict(self.tensors)
