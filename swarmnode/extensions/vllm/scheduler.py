@@ -61,8 +61,7 @@ class DecodingScheduler(Scheduler):
         self.kv_cache_manager.new_step_starts()
         blocks: list[Any] = [None] * len(computed)
         for index in at_edge:
-            # Opens a block for the next token, or shares the block that the next token fills with other
-            # prompts.
+            # Opens a block for the next token, or shares the one that it fills with other prompts.
             opened: Any = self.kv_cache_manager.allocate_slots(self.running[index], 1)
             blocks[index] = opened.get_block_ids(allow_none=True)
         return self._plan(computed, blocks)

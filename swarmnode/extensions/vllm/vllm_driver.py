@@ -169,8 +169,7 @@ def engine_arguments(settings: DriverSettings, on_cpu: bool) -> dict[str, Any]:
     cpu = {
         "block_size": CPU_BLOCK_TOKENS,
         "enforce_eager": True,
-        # For a seeded request, a prompt cut into chunks makes vLLM rewind the random generator; a CPU's
-        # cannot.
+        # With its prompt in chunks, a seeded request rewinds its random generator; a CPU's cannot do that.
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(CPU_STEP_TOKENS, settings.max_length),
     }

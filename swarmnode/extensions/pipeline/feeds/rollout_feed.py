@@ -161,7 +161,7 @@ def groups_that_fit(
 ) -> tuple[Sequence[PathSamples], list[MicroBatch]]:
     """Return as many groups as fit into `room` micro-batches, and those micro-batches.
 
-    Whole groups are left out at random: leaving out long answers, or parts of a group, would bias what is
+    Whole groups are left out at random: leaving out short answers, or parts of a group, would bias what is
     learned.
     """
     batches = pack(groups)

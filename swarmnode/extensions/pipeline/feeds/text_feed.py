@@ -95,8 +95,7 @@ class TextSource:
             raise ConfigError("this model's tokenizer has no end token", hint="choose another --model")
 
         def encode(text: str) -> Sequence[int]:
-            # With verbose=True it warns about documents longer than the model's context; our sequences are
-            # shorter.
+            # With verbose=True, it warns about documents longer than the model's context.
             return tokenizer.encode(text, add_special_tokens=False, verbose=False)
 
         end, documents = int(tokenizer.eos_token_id), _documents(folder)

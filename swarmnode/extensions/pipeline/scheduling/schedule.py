@@ -3,9 +3,9 @@
 Instance -> first_paths -> [schedule: annealing on the exact simulator] -> Scheduled (plan, makespan)
 
 Collisions need no rule of their own: the simulator shows their cost. Simulated annealing restarts from the
-best plan. The threshold of a step is drawn before its plan is simulated (a cost of at most cost - temperature
-* ln u is accepted), so the simulator can give up as soon as the threshold is out of reach, without changing
-any decision.
+best plan. The threshold of a step is drawn before its plan is simulated (a cost of at most
+cost - temperature * ln u is accepted), so the simulator can give up as soon as the threshold is out of reach,
+without changing any decision.
 """
 
 import time

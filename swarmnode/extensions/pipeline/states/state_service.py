@@ -181,8 +181,7 @@ class StateService:
         if holding.size_bytes > self._limits.max_state_bytes:
             bound = self._limits.max_state_bytes
             raise CheckpointError(f"a stage's state has {holding.size_bytes} bytes, the bound is {bound}")
-        # First let holders continue each other's transfers; then try each alone, since one wrong piece spoils
-        # all.
+        # First let holders continue each other's transfers, then try each alone: one bad piece spoils all.
         for alone in (False, True):
             data = bytearray()
             for peer_id in offer.holders:
