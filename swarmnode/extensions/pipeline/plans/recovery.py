@@ -1,4 +1,4 @@
-"""Reactions to the loss of a member during an iteration: another path, a member for its copy, a deadline.
+"""Reactions to the loss of a member during an iteration: another path, a keeper for copies, a deadline.
 
 Plan, who is lost -> [recovery] -> the driver's next attempt, state_service.py (whom copies go to), deadlines
 

@@ -3,8 +3,8 @@
 message_sender.py (at the data node) -> [signed] -> ForwardHop, from node to node -> [check_signature]
                                                                                     -> active_assignment.py
 
-Without this, any member could start attempts in a data node's name, before the data node does and along a
-path of its own choice, and so block the honest ones. Peer ids are public keys, so no key exchange is needed.
+Without this, any member could start attempts in a data node's name, at the next node on a path of its own
+choice, and so block the honest ones. Peer ids are public keys, so no key exchange is needed.
 """
 
 import msgspec
