@@ -1,4 +1,4 @@
-"""Peers that cannot hold a model train it together: stages of layers, paths that skip, links measured."""
+"""Peers that cannot hold a model alone train it together: layers in stages, paths that may skip stages."""
 
 from swarmnode.registry import Parts
 

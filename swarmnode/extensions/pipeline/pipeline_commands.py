@@ -1,4 +1,4 @@
-"""`swarmnode pipeline`: plan an iteration of a pipeline of peers before anybody runs one."""
+"""`swarmnode pipeline`: plan an iteration of a pipeline before any node runs it."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -22,7 +22,7 @@ from swarmnode.machine.storage import replace_file
 app = typer.Typer(help="Plan a pipeline of peers that skips stages.", no_args_is_help=True)
 
 SECONDS = 10.0
-"""CPU seconds of a search, unless told otherwise."""
+"""Default CPU seconds of a search."""
 
 
 @app.callback()
@@ -59,7 +59,7 @@ def plan(
     if seconds is not None and steps is not None:
         raise ConfigError("--seconds and --steps cannot be combined", hint="use one of them")
     if out is not None and not out.absolute().parent.is_dir():
-        # Refused before the search, not after it.
+        # Refuse this before the search, not after it.
         raise StorageError(f"there is no folder for {out}", hint="create it, or name another file")
     loaded = load_instance(instance)
     budget = SearchBudget(steps, None if steps is not None else SECONDS if seconds is None else seconds)
@@ -98,13 +98,13 @@ def _summary(name: str, found: Scheduled, figures: PlanFigures) -> Iterator[str]
 
 
 def _occupation(figures: PlanFigures) -> Table:
-    """Returns the nodes by stage: how busy they are, and how full."""
+    """Returns the nodes by stage, with how busy and how full they are."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("stage", "busy", "visits/needed/slots", "node", "name", "busy", "slots"):
         table.add_column(heading, justify="left" if heading == "name" else "right")
     stages = {use.stage: use for use in figures.stages}
     for use in figures.nodes:
-        # The figures of a stage stand beside the first of its nodes.
+        # The figures of a stage are shown beside its first node.
         first = stages.pop(use.stage, None)
         own = ("", "", "")
         if first is not None:

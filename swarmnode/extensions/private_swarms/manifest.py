@@ -1,10 +1,10 @@
-"""The founder's signed list of a private swarm: which key holds, who gets it, who is out, who may publish.
+"""The founder's signed list of a private swarm: its valid key, its members, removed peers, and publishers.
 
 swarmnode swarm create, remove, rotate, publishers -> [signed] -> home -> members, from one to the next
 greeting of a peer -> [read_manifest] -> private_swarm.py
 
-The founder is a node like any other; its key signs the list, and its peer id is in every invitation. A list
-replaces those with lower versions and no other, so that nobody can bring an old one back.
+The founder is a node like any other. Its key signs the list, and its peer id is in every invitation. A list
+replaces only lists with lower versions, so nobody can bring an old one back.
 """
 
 from typing import Annotated
@@ -19,7 +19,7 @@ from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
 from swarmnode.network.finding.invitation import MAX_NAME_CHARS
 
 MAX_LISTED = 512
-"""Most peer ids in each of its lists."""
+"""Most peer ids in each list of the manifest."""
 
 MAX_MANIFEST_BYTES = 128 * 1024
 
@@ -39,10 +39,10 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     key_mark: Annotated[bytes, msgspec.Meta(min_length=MARK_BYTES, max_length=MARK_BYTES)]
     """Mark of the valid key."""
     members: _PeerIds = ()
-    """Peer ids of members that may have the new key by an earlier one. Others need an invitation."""
+    """Peer ids of members that may get the new key by proving an earlier one. Others need an invitation."""
     removed: _PeerIds = ()
     publishers: _PeerIds | None = None
-    """Peer ids whose groups are trained on. None: those of everybody with the key."""
+    """Peer ids whose groups are trained on. None: all peers with the key."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -51,12 +51,12 @@ _decoder = msgspec.msgpack.Decoder(Manifest)
 
 
 def signed(manifest: Manifest, founder: NodeKey) -> bytes:
-    """Returns the list in its signed form, as it is sent and kept."""
+    """Returns the list in its signed form, as it is sent and stored."""
     return seal(founder, _CONTEXT, _encoder.encode(manifest))
 
 
 def read_manifest(data: bytes, *, swarm: str, founder: str) -> Manifest:
-    """Returns the list of this swarm. Raises Rejected if its founder has not signed it."""
+    """Returns the list of this swarm. Raises Rejected if its founder did not sign it."""
     envelope = unseal(data, _CONTEXT, max_bytes=MAX_MANIFEST_BYTES)
     if envelope.author != founder:
         raise Rejected("not_the_founder", f"signed by {envelope.author}")

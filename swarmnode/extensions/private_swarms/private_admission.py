@@ -1,4 +1,4 @@
-"""The admission to a private swarm that a node is given: its state, and a host around another one."""
+"""A node's admission to a private swarm: the swarm's state, and a host around another one."""
 
 from swarmnode.extensions.private_swarms.private_host import PrivateHost
 from swarmnode.extensions.private_swarms.private_swarm import PrivateSwarm
@@ -7,7 +7,7 @@ from swarmnode.network.streams import StreamHost
 
 
 class PrivateAdmission(PrivateSwarm):
-    """An `Admission` by the key in a home."""
+    """An `Admission` based on the key in a home."""
 
     accept = staticmethod(accept)
 

@@ -1,4 +1,4 @@
-"""A host in a private swarm: a `Host` around another one, for holders of the key and nobody else."""
+"""A host in a private swarm: a `Host` around another one, for holders of the key only."""
 
 import asyncio
 import logging
@@ -31,25 +31,26 @@ GREETING = "greeting/1"
 MAX_GREETING_BYTES = 64
 
 LOOK_S = 1.0
-"""Seconds between two looks at the connected peers and at the home's file, which a command may have
+"""Seconds between checks of the connected peers and of the home's file, which a command may have
 changed."""
 
 PROVE_S = 10.0
-"""Seconds that a peer has to prove the key; an honest one needs one round trip."""
+"""Seconds within which a peer must prove the key; an honest peer needs one round trip."""
 
 GREET_S = 3.0
 GREETED_AT_ONCE = 16
 
 STRANGER_S = 60.0
-"""Seconds that a peer without the key is kept away; somebody who mistyped it is welcome a minute later."""
+"""Seconds for which a peer without the key is kept away, so a mistyped key can be corrected a minute
+later."""
 
 REMOVED_S = 3600.0
 
 NEWS_EVERY_S = 5.0
-"""Seconds after which the next ones of the connected members are asked for a newer list."""
+"""Seconds after which the next few connected members are asked for a newer list."""
 
 ASKED_AT_ONCE = 8
-"""Members that are asked then."""
+"""Number of members asked each time."""
 
 MAX_PROVED = 4096
 
@@ -58,26 +59,27 @@ class PrivateHost:
     """A `StreamHost` around another one, which it starts and stops."""
 
     def __init__(self, inner: StreamHost, swarm: PrivateSwarm, *, prove_s: float = PROVE_S) -> None:
-        """`prove_s`: seconds that a peer has to prove the key."""
+        """`prove_s`: seconds within which a peer must prove the key."""
         self._inner = inner
         self._swarm = swarm
         self._prove_s = prove_s
         self._moved_to = swarm.key
-        """The key under whose names we serve and listen."""
+        """The key for whose names we currently serve and listen."""
         self._exit = AsyncExitStack()
         self._tasks = asyncio.TaskGroup()
         self._listening: dict[MessageQueue, asyncio.Task[None]] = {}
         self._services: dict[str, Service] = {}
         self._stream_handlers: dict[str, StreamHandler] = {}
         self._proved: dict[str, None] = {}
-        """Who proved the key that holds. libp2p vouches for a peer id, so once is enough."""
+        """Peers that proved the valid key. libp2p vouches for a peer id, so one proof is enough."""
         self._seen_s: dict[str, float] = {}
-        """When those that have not were first seen."""
+        """By peer without a proof, the time at which it was first seen."""
         self._asked_s = 0.0
         self._follow_by_s = 0.0
-        """The time by which members have moved to our key, too. Nobody is barred before."""
+        """Time by which members will have moved to our key too. No peer is barred before then."""
         self._told_of_key = False
-        """That our key may be wrong is said once, and not where a member was met."""
+        """True once we have warned that our key may be wrong, or have met a member. The warning is given
+        once."""
 
     @property
     def peer_id(self) -> str:
@@ -96,15 +98,15 @@ class PrivateHost:
 
     @property
     def may_publish(self) -> Container[str]:
-        """Container of the peer ids whose groups are accepted by the founder's current list, which may change
-        while the exchange looks at it."""
+        """Container of the peer ids whose groups the founder's current list accepts. It may change while the
+        exchange uses it."""
         return self._swarm
 
     async def addresses(self) -> tuple[str, ...]:
         return await self._inner.addresses()
 
     async def peers(self) -> tuple[str, ...]:
-        """Returns the ids of connected members; strangers are not among them."""
+        """Returns the ids of connected members, without strangers."""
         return tuple(peer for peer in await self._inner.peers() if self._is_member(peer))
 
     async def far_ends(self) -> dict[str, tuple[str, ...]]:
@@ -112,7 +114,7 @@ class PrivateHost:
         return {peer: ends for peer, ends in (await self._inner.far_ends()).items() if self._is_member(peer)}
 
     async def connect(self, address: str, *, timeout_s: float = 10.0) -> str:
-        """Dials a peer and has it prove the key. Raises PeerUnreachable, RequestTimeout."""
+        """Dials a peer and makes it prove the key. Raises PeerUnreachable, RequestTimeout."""
         started_s = time.monotonic()
         peer_id = await self._inner.connect(address, timeout_s=timeout_s)
         try:
@@ -128,7 +130,7 @@ class PrivateHost:
         await self._inner.disconnect(peer_id, barred_s=barred_s)
 
     async def publish(self, topic: str, data: bytes) -> None:
-        """Gossips `data`, at most MAX_GOSSIP_BYTES less SEAL_BYTES."""
+        """Gossips `data`, at most MAX_GOSSIP_BYTES minus SEAL_BYTES."""
         if len(data) > MAX_GOSSIP_BYTES - SEAL_BYTES:
             raise MessageTooLarge(
                 f"a gossip message of {len(data)} bytes exceeds {MAX_GOSSIP_BYTES - SEAL_BYTES} bytes"
@@ -180,7 +182,7 @@ class PrivateHost:
         name = self._swarm.key.name("namespace", namespace)
         return await self._inner.find(name, limit=limit, timeout_s=timeout_s)
 
-    # ---- from its start to its end ----
+    # ---- start and end ----
 
     @asynccontextmanager
     async def _run(self) -> AsyncGenerator[None, None]:
@@ -205,7 +207,7 @@ class PrivateHost:
                 logger.debug("could not list the connected peers: %s", error)
             await asyncio.sleep(LOOK_S)
 
-    # ---- who is a member ----
+    # ---- members ----
 
     def _is_member(self, peer_id: str) -> bool:
         return peer_id in self._proved and peer_id not in self._swarm.removed
@@ -215,7 +217,7 @@ class PrivateHost:
             raise PeerUnreachable(f"{peer_id} was removed from the private swarm {self._swarm.name}")
 
     def _has_proved(self, peer_id: str, key: SwarmKey) -> None:
-        """Records that a peer sealed a message that we could open."""
+        """Records that a peer sealed a message that we could open, if the key is the valid one."""
         if key != self._swarm.key or peer_id in self._swarm.removed:
             return
         self._proved[peer_id] = None
@@ -246,7 +248,7 @@ class PrivateHost:
                 greetings.create_task(self._try_to_greet(peer))
 
     def _next_to_ask(self, connected: set[str]) -> list[str]:
-        """Returns the connected members to ask next, which go to the end of the queue."""
+        """Returns the connected members to ask next, and moves them to the end of the queue."""
         next_ones = [peer for peer in self._proved if peer in connected and self._is_member(peer)]
         for peer in next_ones[:ASKED_AT_ONCE]:
             self._proved[peer] = self._proved.pop(peer)
@@ -259,7 +261,7 @@ class PrivateHost:
             logger.debug("%s", error)
 
     async def _greet(self, peer_id: str, timeout_s: float) -> None:
-        """Has a peer prove the key. Raises PeerUnreachable, RequestTimeout."""
+        """Makes a peer prove the key. Raises PeerUnreachable, RequestTimeout."""
         key = self._swarm.key
         asked = msgspec.msgpack.encode(self._swarm.version)
         try:
@@ -276,7 +278,7 @@ class PrivateHost:
             raise PeerUnreachable(f"{peer_id} handed on an invalid list: {error}") from error
 
     async def _serve_greetings(self) -> None:
-        """Serves greetings under the valid key and earlier ones, which members that were away still use."""
+        """Serves greetings under the valid key and under earlier ones, which returning members still use."""
         for key in map(SwarmKey, self._swarm.record.secrets):
 
             async def welcome(peer_id: str, request: bytes, key: SwarmKey = key) -> bytes:
@@ -292,9 +294,9 @@ class PrivateHost:
             await self._serve(key, Service(GREETING, welcome, MAX_GREETING_BYTES))
 
     async def _move(self) -> None:
-        """Moves to the names of another key. Tried again if the host was down."""
+        """Moves to the names of another key. Called again if the host was down."""
         key = self._swarm.key
-        # A member learns of the key when it is our turn to be asked by it, or another's that learnt of it.
+        # A member learns of the key when it asks us in its rotation, or asks another member that has it.
         turns = -(-len(self._proved) // ASKED_AT_ONCE) + 2
         self._follow_by_s = time.monotonic() + NEWS_EVERY_S * turns
         self._proved.clear()
@@ -313,7 +315,7 @@ class PrivateHost:
             self._listen(queue, below, key)
         self._moved_to = key
 
-    # ---- what is sealed ----
+    # ---- sealed messages ----
 
     def _listen(self, queue: MessageQueue, below: Subscription, key: SwarmKey) -> None:
         self._listening[queue] = self._tasks.create_task(self._pump(queue, below, key))
@@ -324,13 +326,13 @@ class PrivateHost:
             listening.cancel()
 
     async def _pump(self, queue: MessageQueue, below: Subscription, key: SwarmKey) -> None:
-        """Moves messages that can be opened from the topic to its reader."""
+        """Moves the messages that we can open from the topic to the reader."""
         try:
             async for message in below:
                 opened_message = self._opened(queue.topic, message, key)
                 if opened_message is not None:
                     queue.put(opened_message)
-                # A full queue hands out message after message without a pause; others want to run too.
+                # A full queue returns message after message without a pause. Let other tasks run too.
                 await asyncio.sleep(0)
         finally:
             await below.aclose()
@@ -340,7 +342,7 @@ class PrivateHost:
         if message.sender in self._swarm.removed:
             return None
         if message.oversized:
-            # It cannot be sealed by a member, and a stranger is dealt with as one.
+            # It cannot be sealed by an honest member. Strangers are dealt with as such.
             return replace(message, topic=topic) if message.sender in self._proved else None
         try:
             data = key.open(message.data, "gossip", topic, message.sender)
@@ -383,7 +385,7 @@ class PrivateHost:
             max_response_bytes=most + SEAL_BYTES,
         )
         try:
-            # The nonce of the request is the challenge: no response to another one opens here.
+            # The nonce of the request is the challenge: a response to another request cannot be opened here.
             response = key.open(answer, "response", protocol, self.peer_id, peer_id, sealed[:NONCE_BYTES])
         except Rejected as error:
             raise PeerUnreachable(f"{peer_id} did not answer like a member") from error

@@ -1,4 +1,4 @@
-"""The state of a private swarm in a running node: its record, the members met, and updates for peers."""
+"""The state of a private swarm in a running node: its record, known members, and updates for peers."""
 
 import logging
 import time
@@ -16,12 +16,12 @@ from swarmnode.machine.storage import read_kept, replace_file
 logger = logging.getLogger(__name__)
 
 KEEP_EVERY_S = 60.0
-"""Seconds between two writes of the members' last-met times; a new member is written at once."""
+"""Seconds between writes of the times at which members were last met. A new member is written at once."""
 
 MAX_NEWS_BYTES = MAX_MANIFEST_BYTES + 1024
 
 MAX_MET_BYTES = 256 * MAX_LISTED
-"""Of a file of who was met: a member takes less than a hundred."""
+"""Limit on the file of met members; each takes less than a hundred bytes."""
 
 
 class SwarmUpdate(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -32,10 +32,10 @@ class SwarmUpdate(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class PrivateSwarm:
-    """One node's knowledge of its private swarm. No method waits."""
+    """One node's knowledge of its private swarm. No method blocks."""
 
     def __init__(self, path: Path, met_path: Path) -> None:
-        """Reads the files. Raises NetworkError for a damaged one."""
+        """Reads the files. Raises NetworkError if one is damaged."""
         self._path = path
         self._changed_at = _changed_at(path)
         self._set(load(path))
@@ -51,7 +51,7 @@ class PrivateSwarm:
 
     @property
     def version(self) -> int:
-        """Version of the founder's list. 0: none has been received."""
+        """Version of the founder's list, or 0 if none has been received."""
         return 0 if self._manifest is None else self._manifest.version
 
     @property
@@ -59,7 +59,7 @@ class PrivateSwarm:
         return self._removed
 
     def __contains__(self, peer_id: object) -> bool:
-        """Returns True if the current list accepts groups of this peer."""
+        """Returns True if the current list accepts this peer's groups."""
         manifest = self._manifest
         return peer_id not in self._removed and (
             manifest is None or manifest.publishers is None or peer_id in manifest.publishers
@@ -77,7 +77,7 @@ class PrivateSwarm:
             logger.error("%s; continuing with what was read at the start", error)
 
     def news_for(self, peer_id: str, held: SwarmKey, version: int) -> SwarmUpdate | None:
-        """Returns the update for a peer that has proved this key. None: it gets no answer at all."""
+        """Returns the update for a peer that has proved this key, or None if it gets no answer at all."""
         if peer_id in self._removed:
             return None
         if held == self.key:
@@ -87,7 +87,7 @@ class PrivateSwarm:
         return SwarmUpdate(self.record.signed_list, self.key.secret)
 
     def hear(self, news: SwarmUpdate) -> None:
-        """Takes over an update from a peer if it is newer. Raises Rejected."""
+        """Adopts an update from a peer if it is newer. Raises Rejected."""
         if not news.signed_list:
             return
         record = succeeded(self.record, news.signed_list, news.secret)
@@ -110,11 +110,11 @@ class PrivateSwarm:
         self._removed = frozenset(self._manifest.removed if self._manifest else ())
 
 
-# ---- who was met ----
+# ---- members that were met ----
 
 
 class MetMembers:
-    """Peers that proved the key, with the last time of each (seconds since the epoch). Kept on disk for
+    """Peers that proved the key, with the last time of each (seconds since the epoch). Stored on disk for
     `swarmnode swarm members` and for the list of peers that get the next key."""
 
     def __init__(self, path: Path) -> None:
@@ -123,7 +123,7 @@ class MetMembers:
         self.last_s = read_met(path)
 
     def note(self, peer_id: str) -> None:
-        """Records that a peer proved the key. Beyond MAX_LISTED members newcomers are not written down."""
+        """Records that a peer proved the key. If there are MAX_LISTED members, newcomers are not recorded."""
         now, known = time.time(), peer_id in self.last_s
         if not known and len(self.last_s) >= MAX_LISTED:
             return
@@ -137,7 +137,7 @@ class MetMembers:
 
 
 def read_met(path: Path) -> dict[str, float]:
-    """Returns the members met, from a node's file; empty if it is missing or damaged."""
+    """Returns the members met, from a node's file; empty if the file is missing or damaged."""
     decode = msgspec.json.Decoder(dict[str, float]).decode
     return read_kept(path, "the members that were met", decode, MAX_MET_BYTES) or {}
 

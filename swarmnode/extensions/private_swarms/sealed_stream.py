@@ -4,9 +4,9 @@ Host.open_stream -> [opened] --salt--> [accepted] -> handler
                         <----salt----
                     [SealedStream] <- records: length (4 bytes) | ciphertext and tag -> [SealedStream]
 
-Each side sends 32 random bytes first. Both together, the protocol and the peer ids give a key for either
-direction that no other stream has, so a record's number can be its nonce: one that is missing, doubled, moved
-or from another stream does not open, and the stream ends.
+Each side first sends 32 random bytes. From these, the protocol and the peer ids, both sides derive a key for
+each direction that no other stream has, so a record's number can serve as its nonce. A record that is
+missing, repeated, moved or from another stream cannot be opened, and the stream ends.
 """
 
 import os
@@ -21,20 +21,21 @@ from swarmnode.extensions.private_swarms.swarm_key import NONCE_BYTES, TAG_BYTES
 from swarmnode.network.streams import Buffer, ByteStream
 
 RECORD_BYTES = 64 * 1024
-"""Most bytes of one record: a reader needs all of it before it can trust the first byte."""
+"""Most bytes in one record: a reader needs the whole record before it can trust the first byte."""
 
 SALT_BYTES = 32
 _LENGTH_BYTES = 4
 
 
 async def opened(stream: ByteStream, key: SwarmKey, protocol: str, own_peer_id: str) -> "SealedStream":
-    """Returns the opener's sealed end. The caller sets the deadline. Raises PeerUnreachable."""
+    """Returns the sealed end of the peer that opened the stream. The caller sets the deadline. Raises
+    PeerUnreachable."""
     salts = await _exchanged(stream)
     return _sealed(stream, key, protocol, (own_peer_id, stream.peer_id), salts)
 
 
 async def accepted(stream: ByteStream, key: SwarmKey, protocol: str, own_peer_id: str) -> "SealedStream":
-    """Returns the sealed end of the peer that was called. The caller sets the deadline. Raises
+    """Returns the sealed end of the peer that accepted the stream. The caller sets the deadline. Raises
     PeerUnreachable."""
     ours, theirs = await _exchanged(stream)
     return _sealed(stream, key, protocol, (stream.peer_id, own_peer_id), (theirs, ours), answers=True)
@@ -56,7 +57,7 @@ def _sealed(
     *,
     answers: bool = False,
 ) -> "SealedStream":
-    """Returns the sealed stream. `peers` and `salts`: the opener's first."""
+    """Returns the sealed stream. `peers` and `salts`: the opener's come first."""
     there, back = (
         ChaCha20Poly1305(key.derive("stream", way, protocol, *peers, *salts)) for way in ("there", "back")
     )
@@ -74,7 +75,7 @@ class SealedStream:
         self._received = 0
         self._opened = bytearray()
         self._announced_bytes: int | None = None
-        """Length of the record that is being received: a receive that was cancelled is taken up again."""
+        """Length of the record being received, so that a cancelled receive can be resumed."""
 
     @property
     def peer_id(self) -> str:

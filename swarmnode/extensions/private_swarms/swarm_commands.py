@@ -165,7 +165,7 @@ def _record(paths: Paths, swarm: str | None) -> SwarmRecord:
 
 
 def _met(paths: Paths, name: str) -> dict[str, float]:
-    """Whom the policies of this home met, with the last time."""
+    """Returns the peers that the policies of this home have met, with the last time of each."""
     met: dict[str, float] = {}
     for place in paths.policies():
         for peer, at in read_met(place.met_members(name)).items():
@@ -197,7 +197,7 @@ def _change(
 
 
 def _changed(record: SwarmRecord) -> dict[str, Any]:
-    """Returns what a founder's change led to, as JSON has it; its key is in no text."""
+    """Returns the result of a founder's change, for JSON. The key is not part of any output."""
     manifest = record.manifest
     assert manifest is not None, "only a founder changes a swarm"
     return {

@@ -1,14 +1,14 @@
-"""The key of a private swarm: names that an outsider cannot guess, and seals that only members can open.
+"""The key of a private swarm: names that outsiders cannot guess, and seals that only members can open.
 
 invitation, home -> [SwarmKey] -> private_host.py (topics, protocols, messages), sealed_stream.py (streams)
 
 Everything is derived from one secret of 32 random bytes by HMAC-SHA256 over length-prefixed parts, which is
-HKDF-Expand (RFC 5869) of a key that is already uniform. Each context - what it is, its topic or protocol, who
-sends and who receives - has a key of its own for ChaCha20-Poly1305, so what was sealed in one context opens
-in no other, and random nonces never meet: a context would need some 2^32 messages for that.
+HKDF-Expand (RFC 5869) of a key that is already uniform. Each context (kind of message, topic or protocol,
+sender and receiver) has its own key for ChaCha20-Poly1305. So data sealed in one context cannot be opened in
+another, and random nonces do not collide: that would take about 2^32 messages in one context.
 
-The seal keeps what is said from those without the key. Who says it is known from libp2p, not from here: all
-members hold the same key.
+The seal hides messages from everybody without the key. It does not identify the sender, since all members
+hold the same key; libp2p does that.
 """
 
 import hmac
@@ -33,7 +33,7 @@ _NAME_BYTES = 16
 
 @dataclass(frozen=True)
 class SwarmKey:
-    """A secret that all members have, and nobody else.
+    """A secret that all members share and nobody else has.
 
     >>> key = SwarmKey(bytes(32))
     >>> key.open(key.seal(b"hello", "topic", "rollouts"), "topic", "rollouts")
@@ -55,7 +55,8 @@ class SwarmKey:
 
     @cached_property
     def mark(self) -> bytes:
-        """Returns the public mark of the key, which reveals nothing of it: a list may be signed for it."""
+        """Returns the public mark of the key, which reveals nothing about the key. Lists are signed for a
+        mark."""
         return self.derive("mark")[:MARK_BYTES]
 
     def name(self, kind: str, text: str) -> str:
@@ -72,8 +73,8 @@ class SwarmKey:
         return nonce + self._cipher(context).encrypt(nonce, data, None)
 
     def open(self, sealed: bytes, *context: str | bytes) -> bytes:
-        """Returns the message sealed in this context. Raises Rejected for anything else; the caller has
-        bounded the size."""
+        """Returns the message that was sealed in this context. Raises Rejected for anything else. The caller
+        must limit the size."""
         if len(sealed) < SEAL_BYTES:
             raise Rejected("not_sealed", f"{len(sealed)} bytes")
         try:

@@ -21,7 +21,7 @@ from swarmnode.network.multiaddr import split_peer
 from swarmnode.settings.config import SWARM_NAME
 
 MAX_KEYS = 8
-"""Most keys: the newest, and earlier ones by which members that were away ask for it."""
+"""Most keys stored: the newest, and earlier ones with which returning members can ask for it."""
 
 MAX_FILE_BYTES = 1024 * 1024
 _VERSION_BYTES = 8
@@ -33,18 +33,19 @@ _Secrets = Annotated[tuple[_Secret, ...], msgspec.Meta(min_length=1, max_length=
 
 @dataclass(frozen=True)
 class SwarmRecord:
-    """One private swarm, as its file has it."""
+    """One private swarm, as stored in its file."""
 
     name: str
     founder: str
     """Peer id of the founder, who signs the list."""
     secrets: _Secrets = field(repr=False)
-    """Secrets of its keys, the valid one first."""
+    """Secrets of the swarm's keys, starting with the valid one."""
     seeds: tuple[str, ...] = ()
     signed_list: bytes = b""
-    """The list as the founder sealed it. Empty: none has been received."""
+    """The list as sealed by the founder. Empty: none has been received."""
     least_version: int = 0
-    """Version of the list at our invitation: an earlier list is out of date, whoever sends it."""
+    """Version of the list at the time of our invitation. Any earlier list is out of date, whoever sends
+    it."""
     version: Literal[1] = 1
     """Version of the file."""
 
@@ -54,14 +55,14 @@ class SwarmRecord:
 
     @property
     def manifest(self) -> Manifest | None:
-        """Returns the founder's list. None: none has been received."""
+        """Returns the founder's list, or None if none has been received."""
         if not self.signed_list:
             return None
         return read_manifest(self.signed_list, swarm=self.name, founder=self.founder)
 
     def invitation(self, seeds: Sequence[str]) -> Invitation:
-        """Returns an invitation with everything that a friend needs, the key included. `seeds`: addresses at
-        which it reaches us."""
+        """Returns an invitation with everything that a friend needs, including the key. `seeds`: addresses at
+        which we can be reached."""
         version = max(self.least_version, self.manifest.version if self.manifest else 0)
         key = (
             self.secrets[0] + public_key_from_peer_id(self.founder) + version.to_bytes(_VERSION_BYTES, "big")
@@ -70,11 +71,11 @@ class SwarmRecord:
         return Invitation(name=self.name, seeds=known, key=key)
 
 
-# ---- from nothing to a record, and from one to the next ----
+# ---- making and changing records ----
 
 
 def founded(name: str, founder: NodeKey, seeds: Sequence[str]) -> SwarmRecord:
-    """Returns the record of a new swarm with a new key. Raises NetworkError for a malformed seed."""
+    """Returns the record of a new swarm with a new key. Raises NetworkError if a seed is malformed."""
     for seed in seeds:
         split_peer(seed)
     _check_name(name)
@@ -84,8 +85,8 @@ def founded(name: str, founder: NodeKey, seeds: Sequence[str]) -> SwarmRecord:
 
 
 def invited(invitation: Invitation, known: SwarmRecord | None) -> SwarmRecord:
-    """Returns the record for a pasted invitation. `known`: this home's record of that name. Raises
-    NetworkError for a malformed key, and for another swarm of the same name."""
+    """Returns the record for a pasted invitation. `known`: this home's record for the same name. Raises
+    NetworkError if the key is malformed, or if the invitation is for another swarm of the same name."""
     secret, public, version = (
         invitation.key[:SECRET_BYTES],
         invitation.key[SECRET_BYTES:-_VERSION_BYTES],
@@ -104,7 +105,7 @@ def invited(invitation: Invitation, known: SwarmRecord | None) -> SwarmRecord:
         )
     seeds = tuple(dict.fromkeys((*invitation.seeds, *known.seeds)))[:MAX_SEEDS]
     if secret in known.secrets:
-        # An earlier one of ours: what we were handed since is newer.
+        # An invitation with one of our earlier keys: what we have received since is newer.
         return replace(known, seeds=seeds)
     least = max(least, known.least_version, known.manifest.version if known.manifest else 0)
     secrets = (secret, *known.secrets)[:MAX_KEYS]
@@ -121,9 +122,9 @@ def changed(
     publishers: Sequence[str] | None = None,
     new_key: bool = False,
 ) -> SwarmRecord:
-    """Returns the record with a new signed list. `members` are added to the listed ones, as far as there is
-    room; with `only` they replace them. `publishers`: empty for everybody, None for no change. Raises
-    NetworkError if this key is not the founder's, and for peers that were removed before."""
+    """Returns the record with a new signed list. `members` are added to the listed ones as far as there is
+    room; `only` replaces both. `publishers`: empty for everybody, None for no change. Raises NetworkError if
+    this key is not the founder's, and for peers that were removed before."""
     before = record.manifest
     if founder.peer_id != record.founder or before is None:
         raise NetworkError(
@@ -135,9 +136,9 @@ def changed(
     gone = set(before.removed)
     named = {*only, *(publishers or ()), *(remove if gone.issuperset(remove) else ())}
     if again := gone & named:
-        raise NetworkError(f"{', '.join(sorted(again))} was removed from {record.name} before")
+        raise NetworkError(f"{', '.join(sorted(again))} was already removed from {record.name}")
     removed = tuple(sorted({*gone, *_ids(remove)}))
-    # Those of before come first: one member with a thousand names must not keep the founder from a new key.
+    # Earlier members come first: one member with a thousand names must not keep the founder from a new key.
     wanted = (record.founder, *(_ids(only) or (*before.members, *_ids(members))))
     staying = [peer for peer in dict.fromkeys(wanted) if peer not in removed][:MAX_LISTED]
     if len(removed) > MAX_LISTED:
@@ -153,8 +154,8 @@ def changed(
 
 
 def succeeded(record: SwarmRecord, signed_list: bytes, secret: bytes) -> SwarmRecord | None:
-    """Returns the record with a newer list from a peer, and with the key that it names. None: the list is not
-    newer. Raises Rejected for a list that the founder has not signed, and for another key."""
+    """Returns the record with a newer list from a peer and the key that the list names, or None if the list
+    is not newer. Raises Rejected if the founder did not sign the list, or for another key."""
     manifest, before = read_manifest(signed_list, swarm=record.name, founder=record.founder), record.manifest
     if manifest.version < record.least_version or (before and manifest.version <= before.version):
         return None
@@ -166,7 +167,7 @@ def succeeded(record: SwarmRecord, signed_list: bytes, secret: bytes) -> SwarmRe
 
 
 def _check_name(name: str) -> None:
-    """Raises NetworkError if a text is no name of a swarm, and so none of a file."""
+    """Raises NetworkError if a text is not a valid name of a swarm, and so not safe as a file name."""
     if not re.fullmatch(SWARM_NAME, name):
         raise NetworkError(
             f"{name!r} is not the name of a swarm", hint="lower-case letters, digits, dots, - and _"
@@ -174,7 +175,7 @@ def _check_name(name: str) -> None:
 
 
 def _ids(peer_ids: Sequence[str]) -> tuple[str, ...]:
-    """Returns peer ids in order. Raises NetworkError for a malformed one."""
+    """Returns the peer ids, sorted. Raises NetworkError if one is malformed."""
     for peer_id in peer_ids:
         try:
             public_key_from_peer_id(peer_id)
@@ -189,12 +190,12 @@ def _ids(peer_ids: Sequence[str]) -> tuple[str, ...]:
 
 
 def names_in(folder: Path) -> tuple[str, ...]:
-    """Returns the names of the private swarms that a home has a key for."""
+    """Returns the names of the private swarms for which a home has a key."""
     return tuple(sorted(path.stem for path in folder.glob(f"*{SUFFIX}")))
 
 
 def save(record: SwarmRecord, path: Path) -> None:
-    """Writes the record, readable by us alone. Raises StorageError."""
+    """Writes the record so that only we can read it. Raises StorageError."""
     try:
         replace_file(path, msgspec.json.format(msgspec.json.encode(record), indent=1), mode=0o600)
     except OSError as error:
@@ -202,7 +203,7 @@ def save(record: SwarmRecord, path: Path) -> None:
 
 
 def load(path: Path) -> SwarmRecord:
-    """Reads a record. Raises NetworkError for a damaged one: to go on without it would be to go public."""
+    """Reads a record. Raises NetworkError if it is damaged: going on without it would mean going public."""
     hint = f"restore your backup, or remove {path} and join again with an invitation"
     try:
         with path.open("rb") as file:
@@ -219,13 +220,13 @@ def load(path: Path) -> SwarmRecord:
 
 
 def accept(invitation: Invitation, folder: Path) -> None:
-    """Keeps the contents of an invitation to a private swarm. Raises NetworkError, StorageError."""
+    """Stores the contents of an invitation to a private swarm. Raises NetworkError, StorageError."""
     _check_name(invitation.name)
     save(invited(invitation, record_of(folder, invitation.name)), file_of(folder, invitation.name))
 
 
 def record_of(folder: Path, name: str) -> SwarmRecord | None:
-    """Returns a home's record of a private swarm. None: it has no key of that name, so the swarm is
+    """Returns a home's record of a private swarm. None: the home has no key for this name, so the swarm is
     public."""
     path = file_of(folder, name)
     return load(path) if path.exists() else None

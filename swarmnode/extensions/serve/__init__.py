@@ -1,4 +1,4 @@
-"""People and programs that ask the policy: OpenAI's endpoints, and a chat in the terminal."""
+"""Lets people and programs ask the policy: OpenAI's endpoints, and a chat in the terminal."""
 
 from swarmnode.registry import Parts
 

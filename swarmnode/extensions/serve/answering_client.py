@@ -1,4 +1,4 @@
-"""Asks the service of a process of this machine's user.
+"""Asks the answering service of a process of the same user on this machine.
 
 api_routes.py, chat_command.py -> [ask, models] -> answering_socket.py
 """
@@ -24,8 +24,8 @@ GONE = NoAnswer(503, "the node does not answer: it is shutting down or not up ye
 
 
 async def ask(path: str | None, asked: Question | ListModels) -> AsyncGenerator[Event]:
-    """Yields the events of an answer. Closing the generator ends the answer. Raises QuestionRefused for what
-    is not answered, or not to its end. `path` None: there is nobody to ask."""
+    """Yields the events of an answer. Closing the generator ends the answer. Raises QuestionRefused if the
+    question is not answered, or not to the end. `path` None: no service is available."""
     if path is None:
         raise QuestionRefused(GONE)
     try:

@@ -1,9 +1,9 @@
-"""The answering service of an engine: it takes questions of people, and hands out answers token by token.
+"""The answering service of an engine: accepts people's questions, and streams answers token by token.
 
 answering_socket.py (a thread for each who asks) -> [AnsweringService] -> shared_engine.py: a guest a policy
 
-One thread drives the guests. While a round is generated it shares the steps of that round; while the policy
-trains, or rests, it takes the steps itself. Nothing runs while nobody asks.
+One thread drives the guests. While a round is generated, they share its steps; while the policy trains or
+rests, the thread takes the steps itself. Nothing runs while there are no questions.
 """
 
 import logging
@@ -35,14 +35,14 @@ from swarmnode.types import FinishReason
 logger = logging.getLogger(__name__)
 
 MOST_SAMPLES_WAITING = 64
-"""Answers that are written or wait; whoever comes then is sent away for a while."""
+"""Most answers that may be in progress or waiting. Further questions are refused for a while."""
 MOST_OF_A_CALLER = 16
 RETRY_AFTER_S = 2
 MOST_CHARS_OF_A_TOKEN = 32
-"""A prompt with more characters for each token that there is room for is refused unread."""
+"""A prompt with more characters per token of room than this is refused before it is encoded."""
 WHILE_ASLEEP_S = 0.05
 ENGINE_TROUBLE = (SwarmnodeError, RuntimeError, MemoryError)
-"""What a step of an engine raises: all that the guest had in flight is lost then."""
+"""Errors that a step of an engine may raise. All that the guest had in flight is then lost."""
 HOTTEST = 2.0
 
 
@@ -52,12 +52,12 @@ class _Sample:
     number: int
     text: TextStream
     tokens: int = 0
-    """Number of its tokens that were told."""
+    """Number of its tokens that were passed on."""
 
 
 @dataclass(eq=False)
 class AnswerUnderWay:
-    """One question under way."""
+    """One question in progress."""
 
     question: Question
     guest: SharedGuest
@@ -65,7 +65,7 @@ class AnswerUnderWay:
 
 
 class AnsweringService:
-    """Answers questions with the policies of an engine, while its `with` block lasts."""
+    """Answers questions with the policies of an engine, within its `with` block."""
 
     def __init__(self, source: CallerSource) -> None:
         self._source = source
@@ -74,15 +74,15 @@ class AnsweringService:
             name if several else "policy": source.shared.guest(f"people of {name}", of=name)
             for name in source.policies
         }
-        """The guests by the names that people use for their policies."""
+        """The guests, by the names that people use for their policies."""
         self._samples: dict[str, _Sample] = {}
-        """The samples that are not done, by the ids of their requests."""
+        """The unfinished samples, by the ids of their requests."""
         self._numbers = count()
         self._changed = threading.Condition()
-        """Guards the two above; notified when somebody asks."""
+        """Guards the two above. Notified when there is a new question."""
         self._closing = False
         self.used_s = 0.0
-        """CPU time of telling so far, the engine apart."""
+        """CPU time spent on passing answers on so far, without the engine."""
         self._thread = threading.Thread(target=self._work, name="service", daemon=True)
 
     def __enter__(self) -> Self:
@@ -100,7 +100,7 @@ class AnsweringService:
 
     @property
     def gives_way(self) -> bool:
-        """True while a policy trains, and training goes first."""
+        """True while a policy trains and training has priority."""
         return self._source.shared.training_is_first
 
     def models(self) -> Models:
@@ -111,7 +111,7 @@ class AnsweringService:
         return Models((*names, "base"))
 
     def ask(self, question: Question) -> AnswerUnderWay:
-        """Takes a question; its events begin with `AnswerBegan`. Raises QuestionRefused."""
+        """Accepts a question. Its events begin with `AnswerBegan`. Raises QuestionRefused."""
         guest, name, version = self._model(question.model)
         prompt_ids = self._prompt_ids(question, guest.capabilities.max_length)
         sampling = self._sampling(question, guest.capabilities.max_length - len(prompt_ids))
@@ -127,7 +127,7 @@ class AnsweringService:
             for number in range(question.samples):
                 seed = None if question.seed is None else question.seed + number
                 own = SamplingParams(sampling.max_tokens, sampling.temperature, sampling.top_p, seed=seed)
-                # Whoever has fewer answers under way comes first.
+                # Callers with fewer answers in progress come first.
                 requests.append(Request(f"{next(self._numbers)}", prompt_ids, own, version=version,
                                         priority=waiting + number))  # fmt: skip
             requests = self._submitted(guest, requests)
@@ -141,7 +141,7 @@ class AnsweringService:
         return answer
 
     def cancel(self, answer: AnswerUnderWay) -> None:
-        """Ends an answer that nobody waits for."""
+        """Ends an answer that nobody is waiting for any more."""
         with self._changed:
             names = [name for name, one in self._samples.items() if one.answer is answer]
             for name in names:
@@ -152,8 +152,8 @@ class AnsweringService:
     # A question
 
     def _model(self, model: str) -> tuple[SharedGuest, str, int | None]:
-        """Returns the guest that a model's name asks, the name without a version, and the version. Of several
-        policies `policy` is the first."""
+        """Returns the guest for a model's name, the name without a version, and the version. With several
+        policies, `policy` means the first."""
         first = next(iter(self._guests))
         if model == "base":
             return self._guests[first], "base", BASE_VERSION
@@ -276,7 +276,7 @@ class AnsweringService:
     def _abort(self, guest: SharedGuest, names: list[str]) -> None:
         try:
             guest.abort(names)
-        except ENGINE_TROUBLE as error:  # Also that of a step which failed for others meanwhile.
+        except ENGINE_TROUBLE as error:  # Also an error of a step that failed for others meanwhile.
             self._engine_failed(guest, error)
 
     def _engine_failed(self, guest: SharedGuest, error: Exception) -> None:
@@ -284,7 +284,7 @@ class AnsweringService:
         self._give_up(guest, _unavailable(f"the engine failed: {error}"))
 
     def _give_up(self, guest: SharedGuest | None, refused: NoAnswer) -> None:
-        """Tells all who asked this guest (None: any) that no answer will come."""
+        """Tells everybody who asked this guest (None: any guest) that no answer will come."""
         with self._changed:
             lost = [name for name, one in self._samples.items() if guest in (None, one.answer.guest)]
             for name in lost:

@@ -1,8 +1,8 @@
-"""The service of a process as a socket of this machine's user: no other user, and no other machine, can ask.
+"""Offers a process's answering service on a socket that only the same user on this machine can use.
 
 serve_command.py, chat_command.py: answering_client.py -> [AnsweringSocket] -> answering_service.py
 
-A connection is one question. Whoever hangs up, or does not read for ten seconds, is no longer answered.
+Each connection is one question. If the client hangs up, or does not read for ten seconds, the answer ends.
 """
 
 import logging
@@ -40,24 +40,25 @@ logger = logging.getLogger(__name__)
 
 MOST_CONNECTIONS = 96
 PATIENCE_S = 10.0
-"""Seconds in which a client sends its question, and takes something of an answer that waits for it."""
+"""Seconds for a client to send its question, and to read some of an answer that waits for it."""
 CORE_SHARE = 0.03
-"""What answers use of one core in the long run beside training, the engine apart: beyond, questions wait."""
+"""Share of one core that answers may use on average during training, without the engine. Beyond it, questions
+wait."""
 LOOK_EVERY_S = 0.25
-"""A client that hangs up is noticed this soon."""
+"""Seconds within which we notice that a client has hung up."""
 LENGTH_BYTES = 4
 NOTE = "service.json"
 
 
 class SocketNote(msgspec.Struct, frozen=True):
-    """The note by which others find the service of a running node."""
+    """The note with which others find the service of a running node."""
 
     pid: int
     socket: str
 
 
 def find_service(state: Path) -> str | None:
-    """Returns the socket of the node that runs here; None: none does."""
+    """Returns the socket of the node that runs here, or None if there is none."""
     try:
         note = msgspec.json.decode((state / NOTE).read_bytes(), type=SocketNote)
     except (OSError, msgspec.DecodeError):
@@ -67,7 +68,7 @@ def find_service(state: Path) -> str | None:
 
 @contextmanager
 def open_service(source: CallerSource) -> Generator[None]:
-    """Opens the engine of a node to this machine's user."""
+    """Opens a node's engine to this machine's user."""
     with AnsweringService(source) as service, AnsweringSocket(service) as opened:
         note = source.state / NOTE
         try:
@@ -89,7 +90,7 @@ class AnsweringSocket:
         self._places = threading.BoundedSemaphore(MOST_CONNECTIONS)
         self._closing = False
         self._used_s = 0.0
-        """CPU time of the threads that served a client."""
+        """CPU time of the threads that have served a client."""
         self._thread = threading.Thread(target=self._listen, name="service socket", daemon=True)
 
     def __enter__(self) -> Self:
@@ -103,7 +104,7 @@ class AnsweringSocket:
 
     def __exit__(self, *error: object) -> None:
         self._closing = True
-        self._socket.shutdown(socket.SHUT_RDWR)  # Wakes up whoever accepts.
+        self._socket.shutdown(socket.SHUT_RDWR)  # Wakes up the thread in `accept`.
         self._thread.join()
         self._socket.close()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -176,7 +177,7 @@ class AnsweringSocket:
 
 
 def _has_hung_up(client: socket.socket) -> bool:
-    # A socket with a timeout waits that long for something to read, whatever the flags of `recv` say.
+    # On a socket with a timeout, `recv` waits for that long whatever its flags say.
     poll = select.poll()
     poll.register(client, select.POLLIN)
     return bool(poll.poll(0)) and not client.recv(1, socket.MSG_PEEK)

@@ -1,9 +1,9 @@
-"""Who may ask the endpoints: Host, Origin and key are checked before anything is read.
+"""Access to the endpoints: checks Host, Origin and key before anything is read.
 
 uvicorn -> bounded_protocol.py -> [ApiGuard] -> api_routes.py
 
-A web page of somebody else must neither ask (its Origin is another) nor have a name of its own pointed at us
-(its Host is another). Whoever is on another machine brings the key.
+A web page of another site must not be able to ask (it has another Origin), nor may another site point a name
+of its own at us (that is another Host). Clients on other machines need the key.
 """
 
 import asyncio
@@ -22,8 +22,8 @@ class ApiGuard:
     """Lets requests through to an application, or refuses them."""
 
     def __init__(self, app: ASGIApp, *, bound: str, own_name: str, key: str) -> None:
-        """`bound`: the address that is listened on; `own_name`: the machine's. An empty key: none is asked
-        for."""
+        """`bound`: the address that we listen on. `own_name`: the machine's name. `key`: empty if no key is
+        required."""
         self._app = app
         self._bound, self._own_name, self._key = bound, own_name, key
 
@@ -42,7 +42,7 @@ class ApiGuard:
         await answer(scope, receive, send)
 
     def refusal(self, headers: Headers, method: str, path: str) -> NoAnswer | None:
-        """Returns what a request is refused with. None: it is not."""
+        """Returns the refusal of a request, or None if it is accepted."""
         if path == "/healthz":
             return None
         refused = refused_unread(headers, method, path, self._bound, self._own_name, MOST_BODY_BYTES)

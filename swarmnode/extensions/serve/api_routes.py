@@ -24,7 +24,7 @@ from swarmnode.extensions.serve.questions import AnswerBegan, Event, NoAnswer, Q
 
 MOST_BODY_BYTES = 1 << 20
 MODEL_HEADER = "X-Swarmnode-Model"
-"""The version that writes an answer, as in the field `model`."""
+"""Header with the version that writes an answer, as in the field `model`."""
 
 LEFT = NoAnswer(499, "the client has disconnected", "client_left")
 
@@ -32,13 +32,13 @@ FindService = Callable[[], str | None]
 
 
 class ApiRoutes:
-    """The endpoints over the service that `find` finds at each request: a node may end and begin again."""
+    """The endpoints, over the service that `find` finds at each request: a node may stop and start again."""
 
     def __init__(self, find: FindService) -> None:
         self._find = find
 
     def routes(self) -> list[Route]:
-        """Returns all of them."""
+        """Returns all routes."""
         return [
             Route("/healthz", _healthz),
             Route("/v1/models", self._models),
@@ -80,7 +80,7 @@ class ApiRoutes:
 
 
 def application(find: FindService) -> Starlette:
-    """Returns the application of the endpoints."""
+    """Returns the application that serves the endpoints."""
     return Starlette(
         routes=ApiRoutes(find).routes(),
         exception_handlers={404: _no_such_path, 405: _no_such_path, QuestionRefused: _refused},
@@ -88,7 +88,7 @@ def application(find: FindService) -> Starlette:
 
 
 def refused_response(refused: NoAnswer) -> Response:
-    """Returns an error as OpenAI's clients expect it."""
+    """Returns an error in the form that OpenAI's clients expect."""
     again = {} if refused.retry_after_s is None else {"Retry-After": str(refused.retry_after_s)}
     return JSONResponse(error_content(refused), refused.status, again)
 
@@ -125,8 +125,8 @@ def _event(content: JsonObject) -> bytes:
 async def _unless_left(
     answer: Awaitable[JsonObject], events: AsyncGenerator[Event], receive: Receive
 ) -> JsonObject:
-    """Returns an answer; gives it up if who asked has left. Raises QuestionRefused, but not out of the
-    group: an exception that leaves one keeps the whole question in memory until garbage is collected."""
+    """Returns an answer, or gives it up if the client has left. Raises QuestionRefused, but outside the task
+    group: an exception that leaves a group keeps the whole question in memory until garbage is collected."""
     async with aclosing(events), asyncio.TaskGroup() as tasks:
         writing, leaving = tasks.create_task(_kept(answer)), tasks.create_task(_left(receive))
         await asyncio.wait([writing, leaving], return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""`swarmnode chat`: talk to what is being trained here, or to a checkpoint, in the terminal."""
+"""`swarmnode chat`: talk to the policy in training here, or to a checkpoint, in the terminal."""
 
 import asyncio
 import sys
@@ -104,12 +104,12 @@ def _converse(found: Answering, asked: Question) -> None:
 
 
 def _of(found: Answering, asked: Question, model: str) -> Question:
-    """Returns the question to another model. Raises SwarmnodeError if there is none of this name."""
+    """Returns the question for another model. Raises SwarmnodeError if there is no model of this name."""
     try:
         there = asyncio.run(models(found.find()))
     except QuestionRefused as refusal:
         raise SwarmnodeError(refusal.refused.message) from refusal
-    # With several policies "policy" is the first one's name, too (answering_service.py).
+    # With several policies, "policy" is also the name of the first (answering_service.py).
     if model != "policy" and not {model, model.replace("policy@", "policy-0@", 1)} & {*there}:
         raise SwarmnodeError(f"there is no model {model!r}: choose one of {', '.join(there)}")
     return _with(asked, model=model)
@@ -125,7 +125,8 @@ def _line() -> str:
 def _said(
     found: Answering, asked: Question, messages: tuple[tuple[str, str], ...], json: bool = False
 ) -> str:
-    """Prints an answer as it comes, or as JSON when it is whole, and returns it. Raises SwarmnodeError."""
+    """Prints an answer as it arrives, or as JSON when it is complete, and returns it. Raises
+    SwarmnodeError."""
     try:
         return asyncio.run(_print_answer(found.find(), _with(asked, messages=messages), json))
     except QuestionRefused as refusal:

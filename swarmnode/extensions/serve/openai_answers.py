@@ -1,4 +1,4 @@
-"""Answers in the form of OpenAI's, whole and in pieces.
+"""Answers in OpenAI's format, whole or in chunks.
 
 answering_client.py (events) -> [whole, chunks] -> api_routes.py
 """
@@ -15,7 +15,7 @@ JsonObject = dict[str, Any]
 
 
 class AnswerForm:
-    """The form of one answer. `began` names the version that writes it."""
+    """The format of one answer. `began` names the version that writes it."""
 
     def __init__(self, asked: Asked, began: AnswerBegan) -> None:
         self._asked, self._began = asked, began
@@ -29,7 +29,7 @@ class AnswerForm:
         }
 
     async def whole(self, events: AsyncIterator[Event]) -> JsonObject:
-        """Returns the answer when all of it is there."""
+        """Returns the answer once it is complete."""
         pieces: dict[int, list[Piece]] = {number: [] for number in range(self._asked.question.samples)}
         finish: dict[int, str] = {}
         async for event in events:
@@ -42,7 +42,7 @@ class AnswerForm:
         return {**self._head, "choices": choices, "usage": self._usage(), **self._prompt_ids()}
 
     async def chunks(self, events: AsyncIterator[Event]) -> AsyncIterator[JsonObject]:
-        """Yields the answer as it comes."""
+        """Yields the answer as it arrives."""
         if self._asked.chat:
             self._head["object"] = "chat.completion.chunk"
             for number in range(self._asked.question.samples):
@@ -76,7 +76,7 @@ class AnswerForm:
         return {"index": piece.sample, **said, **self._about([piece]), "finish_reason": None}
 
     def _about(self, pieces: Sequence[Piece]) -> JsonObject:
-        """Returns what is told of tokens, where it was asked for."""
+        """Returns the information on tokens that was asked for."""
         found: JsonObject = {"logprobs": None}
         tokens = [token for piece in pieces for token in piece.tokens]
         logprobs = [logprob for piece in pieces for logprob in piece.logprobs]
@@ -107,7 +107,7 @@ class AnswerForm:
 
 
 def error_content(refused: NoAnswer) -> JsonObject:
-    """Returns an error in OpenAI's form."""
+    """Returns an error in OpenAI's format."""
     kinds = {401: "authentication_error", 429: "rate_limit_error"}
     kind = kinds.get(refused.status, "server_error" if refused.status >= 500 else "invalid_request_error")
     return {"error": {"message": refused.message, "type": kind, "param": refused.param, "code": refused.code}}

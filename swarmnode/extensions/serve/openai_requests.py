@@ -1,9 +1,9 @@
-"""Requests as OpenAI's clients write them, checked whole before anything is asked.
+"""Requests as OpenAI's clients write them, checked completely before anything is asked.
 
 api_routes.py (bytes) -> [read_chat, read_completion] -> Asked -> answering_client.py
 
-A field that would change the answer and that this policy cannot follow is refused by name, unless it has the
-value that changes nothing.
+A field that would change the answer but is not supported here is refused by name, unless it has the value
+that changes nothing.
 """
 
 import re
@@ -39,7 +39,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Common(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What both endpoints take."""
+    """Fields that both endpoints accept."""
 
     model: str
     stream: bool | None = False
@@ -51,9 +51,9 @@ class _Common(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     stop: StopText | Annotated[list[StopText], Meta(max_length=MOST_STOPS)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), lt=2**63 - MOST_SAMPLES)] | None = None
     user: str | None = None
-    """Neither checked nor kept."""
+    """Neither checked nor stored."""
     return_token_ids: bool | None = False
-    """Of vLLM's: the answer has `prompt_token_ids` and `token_ids`, too."""
+    """An extension of vLLM: the answer also has `prompt_token_ids` and `token_ids`."""
     presence_penalty: Zero = None
     frequency_penalty: Zero = None
     logit_bias: EmptyMap = None
@@ -109,7 +109,7 @@ class CompletionRequest(_Common, frozen=True, forbid_unknown_fields=True, kw_onl
     """The content of POST /v1/completions."""
 
     prompt: str | Annotated[list[str | TokenId], Meta(min_length=1)]
-    """A text, a list of one text, or token ids."""
+    """A text, a list with one text, or token ids."""
     logprobs: Annotated[int, Meta(ge=0)] | None = None
     best_of: Annotated[int, Meta(ge=1, le=1)] | None = None
     echo: Literal[False] | None = None
@@ -118,7 +118,7 @@ class CompletionRequest(_Common, frozen=True, forbid_unknown_fields=True, kw_onl
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question, and the form that its answer is to have."""
+    """A question, and the wanted form of the answer."""
 
     question: Question
     chat: bool
@@ -168,7 +168,7 @@ def _read(content: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, RecursionError) as error:
-        # The name of the field is in what msgspec says, as `$.name` or as an unknown field.
+        # msgspec's message contains the name of the field, as `$.name` or as an unknown field.
         found = re.search(r"\$\.(\w+)|field `(\w+)`", str(error))
         param = found and (found[1] or found[2])
         code = "invalid_value" if param else "invalid_json"

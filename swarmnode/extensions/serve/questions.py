@@ -1,4 +1,4 @@
-"""Questions to a policy and its answers, as they travel between a node and whoever asks it.
+"""Questions to a policy and its answers, as a node and its clients exchange them.
 
 api_routes.py, chat_command.py: answering_client.py -> [Question] -> answering_socket.py
                                                    <- [AnswerBegan, Piece, AnswerEnded | NoAnswer]
@@ -12,7 +12,7 @@ MOST_FRAME_BYTES = 4 << 20
 MOST_SAMPLES = 8
 MOST_STOPS = 4
 LONGEST_STOP = 200
-"""Characters of a text that ends an answer."""
+"""Most characters of a text that ends an answer."""
 
 
 class ListModels(msgspec.Struct, frozen=True, tag="models"):
@@ -20,7 +20,7 @@ class ListModels(msgspec.Struct, frozen=True, tag="models"):
 
 
 class Question(msgspec.Struct, frozen=True, tag="question", kw_only=True):
-    """A prompt, and how it is to be answered. One of `messages`, `text` and `token_ids` is the prompt."""
+    """A prompt and the settings for its answer. The prompt is one of `messages`, `text` and `token_ids`."""
 
     model: str = "policy"
     """`policy` (its newest version), `policy@12`, `policy-1` (the second of several) or `base`."""
@@ -36,26 +36,26 @@ class Question(msgspec.Struct, frozen=True, tag="question", kw_only=True):
                     msgspec.Meta(max_length=MOST_STOPS)] = ()  # fmt: skip
     seed: Annotated[int, msgspec.Meta(ge=-(2**63), lt=2**63 - MOST_SAMPLES)] | None = None
     stream: bool = False
-    """True if pieces of an answer are wanted as they come."""
+    """True if the answer is wanted in pieces, as they arrive."""
     caller: Annotated[str, msgspec.Meta(max_length=200)] = ""
-    """The one who asks: callers share the engine fairly."""
+    """The client that asks. Clients share the engine fairly."""
 
 
 class Models(msgspec.Struct, frozen=True, tag="names"):
-    """The models that can be asked, the newest version of each policy first."""
+    """The models that can be asked, with the newest version of each policy first."""
 
     names: tuple[str, ...]
 
 
 class AnswerBegan(msgspec.Struct, frozen=True, tag="began"):
-    """A question is accepted, and this version answers it to the end."""
+    """A question is accepted, and this version will answer it to the end."""
 
     model: str
     prompt_ids: tuple[int, ...]
 
 
 class Piece(msgspec.Struct, frozen=True, tag="piece"):
-    """More of one sample. Text comes as soon as it is certain: it may lag behind the tokens."""
+    """The next piece of one sample. Text is sent only when it is certain, so it may lag behind the tokens."""
 
     sample: int
     text: str
@@ -73,10 +73,10 @@ class AnswerEnded(msgspec.Struct, frozen=True, tag="ended"):
 
 
 class NoAnswer(msgspec.Struct, frozen=True, tag="refused"):
-    """A question that is not answered, or not to its end."""
+    """The reason why a question is not answered, or not to the end."""
 
     status: int
-    """The status of HTTP that says so."""
+    """The HTTP status for this reason."""
     message: str
     code: str
     param: str | None = None
@@ -87,7 +87,7 @@ Event = Models | AnswerBegan | Piece | AnswerEnded | NoAnswer
 
 
 class QuestionRefused(Exception):
-    """Raised with what is to be said instead of an answer."""
+    """Raised with the reply to send instead of an answer."""
 
     def __init__(self, refused: NoAnswer) -> None:
         super().__init__(refused.message)

@@ -1,4 +1,4 @@
-"""`swarmnode serve`: OpenAI's endpoints on what is being trained here, or on a checkpoint."""
+"""`swarmnode serve`: OpenAI's endpoints for the policy in training here, or for a checkpoint."""
 
 import socket
 from typing import Annotated
@@ -25,9 +25,9 @@ from swarmnode.extensions.serve.standing_alone import answering
 from swarmnode.settings.config import SHORTEST_PASSWORD, is_loopback
 
 IDLE_S = 30
-"""Seconds that a connection is kept for another request."""
+"""Seconds for which a connection is kept open for another request."""
 CORE_SHARE = 0.5
-"""Some two hundred questions a second, or three thousand tokens one by one."""
+"""Enough for about two hundred questions a second, or three thousand tokens sent one by one."""
 
 
 def serve(
@@ -79,6 +79,6 @@ def serve(
 
 
 def api_server(find: FindService, host: str, key: str) -> BoundedServer:
-    """Returns the server of the endpoints, not yet running."""
+    """Returns the server of the endpoints, not running yet."""
     guard = ApiGuard(application(find), bound=host, own_name=socket.gethostname(), key=key)
     return bounded_server(guard, idle_s=IDLE_S, core_share=CORE_SHARE)

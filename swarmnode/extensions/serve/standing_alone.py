@@ -1,4 +1,4 @@
-"""Where the answers come from: the node that runs in this home, or a checkpoint of it.
+"""Finds the source of the answers: the node that runs in this home, or one of its checkpoints.
 
 serve_command.py, chat_command.py -> [answering] -> answering_socket.py of the node, or one of our own
 """
@@ -22,17 +22,17 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """Whoever answers."""
+    """The source of answers."""
 
     find: Callable[[], str | None]
-    """Finds the socket of the service; None: there is none now."""
+    """Returns the socket of the service, or None if there is none now."""
     about: str
     policy: str = "policy"
-    """The name by which the policy that is meant is asked."""
+    """The name under which to ask for the wanted policy."""
 
 
 def _check_no_pipeline(settings: Settings) -> None:
-    """Raises EngineError while a member of a pipeline runs here: the whole model may not fit beside its
+    """Raises EngineError while a pipeline member runs here: the whole model may not fit beside the member's
     stage."""
     status = status_here(settings.paths)
     if status is not None and status.pipeline.name:
@@ -45,13 +45,13 @@ def _check_no_pipeline(settings: Settings) -> None:
 
 
 def node_is_meant(settings: Settings, model: str | None, run: str | None) -> bool:
-    """Returns True if the node that runs here trains the model and the run that a command line names; None:
-    it names none."""
+    """Returns True if the node that runs here trains the model and the run that a command line names. None:
+    the command line names none."""
     if model is None and run is None:
         return True
     if (status := status_here(settings.paths)) is None:
         return False
-    # A node shows the name of a folder without the way to it.
+    # A node shows only the last part of a folder's path.
     named = (None, status.model) if model is None else (settings.model, Path(settings.model).name)
     return run in (None, status.run) and status.model in named
 
@@ -60,10 +60,10 @@ def node_is_meant(settings: Settings, model: str | None, run: str | None) -> boo
 def answering(
     settings: Settings, *, base: bool, best: bool, model: str | None, run: str | None, policy: int = 0
 ) -> Generator[Answering]:
-    """Finds the node that runs in this home; without one, or where `model` or `run` name another, loads a
-    checkpoint, or the base model where `base` says so. Raises SwarmnodeError."""
+    """Finds the node that runs in this home. If there is none, or `model` or `run` name another one, loads a
+    checkpoint, or the base model with `base`. Raises SwarmnodeError."""
     state, is_meant = settings.paths.state, node_is_meant(settings, model, run)
-    # All policies of a node have one service; one that does not run now has its checkpoint.
+    # All policies of a node share one service. A policy that does not run now has its own checkpoint.
     service = state.parents[1] if policy and read_running(settings.paths.running) else state
     if not base and not best and find_service(service) is not None and is_meant:
         from swarmnode.node.building.policies import label_of

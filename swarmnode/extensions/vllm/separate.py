@@ -1,9 +1,9 @@
-"""vLLM in a process of its own, which samples on while we do other things: the engine for CUDA.
+"""vLLM in a separate process, which keeps sampling while we do other things: the engine for CUDA.
 
 vllm_engine.py -> vllm_driver.py -> [separate] -> EngineCore of another process -> Delta
 
-vLLM's client sends requests there from our thread and hears its steps on a thread of its own. Nothing here
-waits for that process longer than a deadline, and not at all once it has died.
+Our thread sends requests through vLLM's client, which receives the results of steps on a thread of its own.
+Nothing here waits for that process longer than a deadline, or at all once it has died.
 """
 
 import queue
@@ -31,10 +31,10 @@ STEP_TIMEOUT_S = 600.0
 """Longest wait for a token of any sequence, in seconds."""
 
 END_TIMEOUT_S = 4.0
-"""Seconds for vLLM's process to end by itself before it is killed: a node that is told to stop has ten."""
+"""Seconds for vLLM's process to end by itself before it is killed: a node has ten seconds to stop."""
 
 LOOK_S = 0.5
-"""Seconds between two looks at vLLM's process while it is waited for: one that was killed says nothing."""
+"""Seconds between checks of vLLM's process while we wait for it: a killed process reports nothing."""
 
 
 class SeparateDriver(Driver):
@@ -45,7 +45,7 @@ class SeparateDriver(Driver):
         super().__init__()
         self._running: set[str] = set()
         self._fault: EngineError | None = None
-        # Calls on a thread of their own can be waited for with a deadline, and the start leaves Ctrl-C to us.
+        # Calls on a separate thread can be awaited with a deadline, and a start on it leaves Ctrl-C to us.
         self._caller = ThreadPool(1)
         try:
             with starting_vllm(in_process=False, card=settings.card), starting_model(settings.model):
@@ -79,7 +79,7 @@ class SeparateDriver(Driver):
         return theirs
 
     def close(self) -> None:
-        """Closes everything, and then raises the error that stopped vLLM, unless it was raised before."""
+        """Closes everything, then raises the error that stopped vLLM, unless it has been raised before."""
         if self._closed:
             return
         self._closed = True
@@ -89,14 +89,14 @@ class SeparateDriver(Driver):
         finally:
             self._client.shutdown(timeout=END_TIMEOUT_S)
             self._client.output_queue_thread.join(END_TIMEOUT_S)
-            # vLLM closes its sockets and leaves their context to the garbage collector, which complains.
+            # vLLM closes its sockets but leaves their context to the garbage collector, which complains.
             self._client.ctx.destroy(linger=0)
             self._caller.terminate()
 
     def _call(self, method: str, *arguments: object) -> object:
         deadline_s = monotonic() + CALL_TIMEOUT_S
         self._listen()
-        # Its errors are of no narrower type than Exception: an adapter that cannot be loaded, say.
+        # vLLM's errors have no narrower type than Exception, for example if an adapter cannot be loaded.
         refused: list[BaseException] = []
         call = self._client.call_utility
         asked = self._caller.apply_async(call, (method, *arguments), error_callback=refused.append)
@@ -123,8 +123,8 @@ class SeparateDriver(Driver):
             raise
 
     def _listen(self, wait_s: float = 0.0) -> None:
-        """Takes what has come, and waits so long for something. Raises EngineError once vLLM has stopped
-        working."""
+        """Takes the outputs that have arrived, waiting at most this long for the first. Raises EngineError
+        once vLLM has stopped working."""
         with suppress(queue.Empty):
             self._hear(self._client.outputs_queue.get(timeout=wait_s))
             while True:
@@ -139,7 +139,7 @@ class SeparateDriver(Driver):
             self._fault = self._fault or _fault(f"vLLM stopped working: {news}", news)
             return
         for output in news.outputs:
-            if output.request_id in self._running:  # else it was sampled before vLLM heard of the abort
+            if output.request_id in self._running:  # Otherwise vLLM sampled it before it got the abort.
                 self._take(output)
 
     def _take(self, output: Any) -> None:
@@ -164,7 +164,7 @@ def _open(settings: DriverSettings) -> Any:
 
 
 def _fault(what: str, cause: Exception | None = None) -> EngineError:
-    """Returns the error for all later calls to a vLLM that stopped working."""
+    """Returns the error for all later calls to a vLLM that has stopped working."""
     fault = EngineError(what, hint="see its log")
     fault.__cause__ = cause
     return fault

@@ -1,4 +1,4 @@
-"""The start of vLLM for a model: its device, its process, its memory, and its policies."""
+"""Prepares the start of vLLM for a model: its device, process, memory and policies."""
 
 from typing import Literal
 
@@ -18,10 +18,10 @@ from swarmnode.extensions.vllm.vllm_policies import LoraPolicies, MergedPolicies
 from swarmnode.rollout.engine import Capabilities
 
 Weights = Literal["auto", "lora", "merged"]
-"""Way to hold a policy: as an adapter beside the base, or merged into it. auto: the faster one there."""
+"""Form of a policy: an adapter beside the base, or merged into it. auto: the faster one on the device."""
 
 KV_SHARE = 0.25
-"""Most of the free memory of a machine without a GPU that keys and values take by default."""
+"""Largest default share of free memory for keys and values on a machine without a GPU."""
 
 
 def computes_on_cpu() -> bool:
@@ -32,8 +32,8 @@ def computes_on_cpu() -> bool:
 
 
 def placement(weights: Weights, in_process: bool | None, on_cpu: bool) -> tuple[bool, bool]:
-    """Returns True if policies are merged, and True if vLLM runs in another process. Raises EngineError for
-    both."""
+    """Returns (policies are merged, vLLM runs in another process). Raises EngineError if both would be
+    True."""
     merged = weights == "merged" or (weights == "auto" and on_cpu)
     beside = not on_cpu if in_process is None else not in_process
     if merged and beside:
@@ -42,16 +42,17 @@ def placement(weights: Weights, in_process: bool | None, on_cpu: bool) -> tuple[
 
 
 def lora_modules(base: PreTrainedModel) -> tuple[str, ...]:
-    """Returns the last parts of the names of the modules that adapters may change."""
+    """Returns the last parts of the names of all modules that adapters may change."""
     return tuple(sorted({module.rpartition(".")[2] for module in linear_weights(base)}))
 
 
 def kv_room(base: PreTrainedModel, settings: DriverSettings) -> int:
-    """Returns the bytes for keys and values of `max_slots` longest sequences, or a share of free memory."""
+    """Returns the bytes for keys and values of `max_slots` longest sequences, or else a share of free
+    memory."""
     layers = base.config.get_text_config().num_hidden_layers
     itemsize = TORCH_DTYPES[settings.dtype].itemsize
     per_token = 2 * layers * _key_heads(base) * head_size(base) * itemsize
-    # Sequences take whole blocks, and one block stays empty.
+    # Sequences occupy whole blocks, and one block stays empty.
     longest = settings.max_length + CPU_BLOCK_TOKENS
     wanted = (settings.max_slots + 1) * longest * per_token
     return min(wanted, int(psutil.virtual_memory().available * KV_SHARE))
@@ -60,7 +61,7 @@ def kv_room(base: PreTrainedModel, settings: DriverSettings) -> int:
 def start_policies(
     driver: Driver, base: PreTrainedModel, settings: DriverSettings, merged: bool, max_versions: int
 ) -> Policies:
-    """Returns the holder of policies: merged into the weights, or as adapters."""
+    """Returns the holder of the policies, either merged into the weights or as adapters."""
     if merged:
         return MergedPolicies(driver, base, TORCH_DTYPES[settings.dtype])
     return LoraPolicies(driver, base, settings.lora_rank, max_versions)
@@ -80,7 +81,7 @@ def capabilities(policies: Policies, settings: DriverSettings) -> Capabilities:
 
 
 def _key_heads(base: PreTrainedModel) -> int:
-    """Returns the heads that have keys and values of their own. For a family that does not say, one per query
-    head is assumed: the room may be too large."""
+    """Returns the number of heads with their own keys and values. If a family does not state it, one per
+    query head is assumed, so the room may be too large."""
     config = base.config.get_text_config()
     return config.to_dict().get("num_key_value_heads") or config.num_attention_heads

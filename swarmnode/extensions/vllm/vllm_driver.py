@@ -1,4 +1,4 @@
-"""The seam between `VllmEngine` and vLLM's engine core: the driver that it needs, and what that reports."""
+"""The interface between `VllmEngine` and vLLM's engine core: the driver, and its reports."""
 
 import secrets
 from abc import ABC, abstractmethod
@@ -17,10 +17,10 @@ from swarmnode.extensions.vllm.compat import GPU_MEMORY_SHARE, runs_on_cpu
 from swarmnode.types import FinishReason
 
 CPU_BLOCK_TOKENS = 32
-"""Tokens per block of keys and values on a CPU. vLLM takes 128 there: short prompts would never be shared."""
+"""Tokens per block of keys and values on a CPU. With vLLM's 128, short prompts would never be shared."""
 
 CPU_STEP_TOKENS = 8192
-"""Most tokens of one step. Prompts that do not fit whole wait for the next one."""
+"""Most tokens in one step. Prompts that do not fit as a whole wait for the next step."""
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks for which vLLM can reserve room."""
@@ -32,7 +32,7 @@ TORCH_DTYPES: dict[EngineDtype, torch.dtype] = {"float32": torch.float32, "bfloa
 
 @dataclass(frozen=True, slots=True)
 class DriverSettings:
-    """The settings of vLLM's start."""
+    """The settings for starting vLLM."""
 
     model: str
     dtype: EngineDtype
@@ -45,7 +45,7 @@ class DriverSettings:
     kv_bytes: int | None
     """Bytes for keys and values. None: the rest of GPU_MEMORY_SHARE."""
     card: int | None = None
-    """CUDA's number of the card in this process. None: its first, or a CPU."""
+    """CUDA's number of the card in this process. None: the first card, or a CPU."""
 
 
 class Delta(NamedTuple):
@@ -56,13 +56,14 @@ class Delta(NamedTuple):
     logprobs: list[float]
     finish: FinishReason | None
     cached_tokens: int | None
-    """Leading tokens whose keys and values were there already. None unless the sequence just started."""
+    """Number of leading tokens whose keys and values were cached. None unless the sequence has just
+    started."""
 
 
 class Driver(ABC):
-    """vLLM's engine core as `VllmEngine` needs it. One caller at a time.
+    """vLLM's engine core in the form that `VllmEngine` needs. For one caller at a time.
 
-    It stands one layer below `LLMEngine` and `AsyncLLM`, which make a dozen objects per token for callers who
+    It is one layer below `LLMEngine` and `AsyncLLM`. These create a dozen objects per token for callers that
     want text, and take a sixth of the time on a small model.
     """
 
@@ -74,17 +75,18 @@ class Driver(ABC):
         self._closed = False
 
     def start(self, requests: Sequence[Any]) -> None:
-        """Takes vLLM's `EngineCoreRequest`s, each with an id that is never used again: vLLM forgets an
-        aborted one only at its next step."""
+        """Starts vLLM's `EngineCoreRequest`s. No id may be used twice, because vLLM forgets an aborted
+        request only at its next step."""
         for request in requests:
             self._client.add_request(request)
 
     @abstractmethod
     def step(self) -> list[Delta]:
-        """Returns everything sampled since the last call, at least one token. Called while something runs."""
+        """Returns everything sampled since the last call, at least one token. Call it only while something
+        runs."""
 
     def abort(self, keys: Collection[str]) -> list[Delta]:
-        """Stops these sequences. Returns their tokens that were not reported yet."""
+        """Stops these sequences. Returns their tokens that have not been reported yet."""
         self._client.abort_requests(list(keys))
         theirs = [delta for delta in self._unheard if delta.key in keys]
         self._unheard = [delta for delta in self._unheard if delta.key not in keys]
@@ -92,8 +94,8 @@ class Driver(ABC):
 
     @contextmanager
     def standstill(self) -> Iterator[list[Delta]]:
-        """Context without computation inside. Yields everything sampled before."""
-        # Its answer comes behind everything that it has sampled.
+        """Context in which nothing is computed. Yields everything sampled before."""
+        # The answer arrives after everything that was sampled.
         self._call("pause_scheduler", "keep", False)
         heard, self._unheard = self._unheard, []
         try:
@@ -102,32 +104,33 @@ class Driver(ABC):
             self._call("resume_scheduler")
 
     def load_adapter(self, adapter: int, folder: Path) -> None:
-        """Loads a PEFT folder under this number, or replaces the adapter there, under running sequences as
-        well."""
+        """Loads a PEFT folder under this number, or replaces the adapter with the number, even under running
+        sequences."""
         from vllm.lora.request import LoRARequest
 
-        # Only here: a sequence whose request says `load_inplace` reads the folder again at every step.
+        # Only here: with `load_inplace` in its request, a sequence would read the folder again at every step.
         self._call("add_lora", LoRARequest(str(adapter), adapter, str(folder), load_inplace=True))
 
     def drop_adapter(self, adapter: int) -> None:
         self._call("remove_lora", adapter)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Replaces base weights, by the names they have in a checkpoint. They do not travel to another
+        """Replaces base weights, by their names in a checkpoint. Does not work with vLLM in another
         process."""
         self._call("collective_rpc", "reload_weights", None, (), {"weights_iterator": iter(weights)})
 
     def scrub(self) -> None:
-        """Forgets all keys and values, cached ones too. Called while nothing runs."""
+        """Forgets all keys and values, including cached ones. Call it only while nothing runs."""
         self._call("reset_prefix_cache")
         self._call("collective_rpc", "scrub_keys_and_values")
 
     def kv_use(self) -> float | None:
-        """Returns the share of keys and values in use, or None: vLLM's process does not tell."""
+        """Returns the share of keys and values in use, or None if unknown (vLLM's process does not report
+        it)."""
         return None
 
     def sleep(self) -> None:
-        """Forgets what is cached, and gives the memory of a card back."""
+        """Forgets cached data, and frees the memory of a card."""
         self._call("sleep")
 
     def wake(self) -> None:
@@ -142,7 +145,7 @@ class Driver(ABC):
 
 
 def core_client(settings: DriverSettings, multiprocess: bool, **more: Any) -> Any:
-    """Returns vLLM's client of a new engine core, in this process or in one of its own. `more`: further
+    """Returns vLLM's client for a new engine core, in this process or in a separate one. `more`: further
     arguments of `EngineArgs`."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
@@ -166,7 +169,7 @@ def engine_arguments(settings: DriverSettings, on_cpu: bool) -> dict[str, Any]:
     cpu = {
         "block_size": CPU_BLOCK_TOKENS,
         "enforce_eager": True,
-        # A seeded request whose prompt is cut into chunks rewinds its random generator, which a CPU's cannot.
+        # With its prompt in chunks, a seeded request rewinds its random generator; a CPU's cannot do that.
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(CPU_STEP_TOKENS, settings.max_length),
     }
@@ -184,7 +187,7 @@ def engine_arguments(settings: DriverSettings, on_cpu: bool) -> dict[str, Any]:
         "enable_prefix_caching": True,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
-        # Two nodes must not draw alike, nor one node after a restart.
+        # Two nodes must not draw the same numbers, nor one node before and after a restart.
         "seed": secrets.randbits(31),
         "worker_extension_cls": "swarmnode.extensions.vllm.vllm_worker.Worker",
         **(lora if settings.lora_modules else {}),
@@ -194,7 +197,7 @@ def engine_arguments(settings: DriverSettings, on_cpu: bool) -> dict[str, Any]:
 
 @contextmanager
 def starting_model(model: str) -> Iterator[None]:
-    """Turns errors of vLLM's start into ModelError."""
+    """Converts errors during vLLM's start to ModelError."""
     try:
         yield
     except (ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError,
@@ -206,7 +209,7 @@ def starting_model(model: str) -> Iterator[None]:
 
 
 def reserved_rank(rank: int) -> int:
-    """Returns the smallest rank, among those that vLLM can reserve room for, that holds `rank`.
+    """Returns the smallest rank that vLLM can reserve room for and that is at least `rank`.
 
     >>> reserved_rank(4), reserved_rank(16)
     (8, 16)
@@ -218,7 +221,7 @@ def reserved_rank(rank: int) -> int:
 
 
 def delta_of(output: Any) -> Delta:
-    """Returns vLLM's `EngineCoreOutput` as a `Delta`."""
+    """Converts vLLM's `EngineCoreOutput` to a `Delta`."""
     reason, prefill, logprobs = output.finish_reason, output.prefill_stats, output.new_logprobs
     return Delta(
         output.request_id,
@@ -230,7 +233,7 @@ def delta_of(output: Any) -> Delta:
 
 
 def finish_reason(name: str | None) -> FinishReason | None:
-    """Returns our word for vLLM's reason of an end."""
+    """Returns our finish reason for vLLM's."""
     match name:
         case None | "stop" | "length" | "abort":
             return name

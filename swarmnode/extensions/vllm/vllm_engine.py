@@ -1,11 +1,11 @@
-"""vLLM as a rollout engine: on a CPU inside this process, on CUDA in a process of its own.
+"""vLLM as a rollout engine: in this process on a CPU, in a separate process on CUDA.
 
 schedule/partial_rollouts.py -> submit -> request_queue.py -> [engine] -> Output
                                           |
       vllm_policies.py (whose weights) <--+--> vllm_driver.py (Driver: vLLM itself)
 
-Requests wait here, not inside vLLM: it holds at most as many as can run. So a request that has not started
-never has to be told about a new policy, and the line is the same as that of every other engine.
+Requests wait here instead of in vLLM, which holds at most as many as can run. So no waiting request has to be
+changed when there is a new policy, and the queue is the same as in every other engine.
 """
 
 import math
@@ -76,10 +76,10 @@ class VllmEngine:
         in_process: bool | None = None,
         card: int | None = None,
     ) -> None:
-        """`model` is what vLLM loads, `base` the same model for training: read, never changed.
+        """`model`: the model that vLLM loads. `base`: the same model for training, which is only read.
 
-        `kv_bytes`: room for keys and values, by default what fits. `in_process`: step in this process
-        (default on a CPU) or beside it. `card`: the number that CUDA has for the card; None: its first.
+        `kv_bytes`: room for keys and values; by default, as much as fits. `in_process`: run in this process
+        (default on a CPU) or in a separate one. `card`: CUDA's number of the card; None: the first.
         """
         on_cpu = computes_on_cpu()
         refuse_model(base, on_cpu)
@@ -91,7 +91,7 @@ class VllmEngine:
             max_length=longest_sequence(base) if max_length is None else max_length,
             lora_modules=() if merged else lora_modules(base),
             lora_rank=lora_rank,
-            # Followers on the newest version, and next to them requests that asked for one.
+            # One for followers of the newest version, and the others for requests that asked for a version.
             lora_slots=max_versions + 1,
             kv_bytes=kv_bytes,
             card=None if on_cpu else card,
@@ -133,7 +133,7 @@ class VllmEngine:
         return self._hand_out(None)
 
     def abort(self, request_ids: Iterable[str] | None = None) -> Sequence[Output]:
-        """Aborts as every engine does. A vLLM in another process samples on until it hears of it, so that a
+        """Aborts as every engine does. A vLLM in another process keeps sampling until it gets the abort, so a
         completion may turn out to have ended by itself (finish "stop" or "length")."""
         chosen = None if request_ids is None else set(request_ids)
         waiting = self._queue.withdraw(chosen)
@@ -146,7 +146,7 @@ class VllmEngine:
         self._wake()
         with self._counters.swap(), self._driver.standstill() as deltas:
             self._absorb(deltas)
-            # Without a token yet, there is nothing to keep: the prompt is computed under the new policy.
+            # A row without tokens has nothing to keep, so its prompt is computed under the new policy.
             self._restart(lambda row: row.follows and (inflight == "recompute" or not row.tokens))
             self._policies.adopt(policy, self._asked())
             self._move_followers(policy)
@@ -210,7 +210,7 @@ class VllmEngine:
                 self._ready.append(Output(row.request.request_id, sampled, finish, row.kept_tokens))
 
     def _withdraw(self, choose: Callable[[Row], bool]) -> list[Row]:
-        """Takes rows out of vLLM, with all their tokens; some may turn out to have ended."""
+        """Removes rows from vLLM, with all their tokens. Some may turn out to have ended."""
         rows = {row.key: row for row in self._running.values() if choose(row)}
         if rows:
             self._absorb(self._driver.abort(rows))
@@ -251,7 +251,7 @@ class VllmEngine:
         return outputs
 
     def _sampled(self, rows: Collection[Row]) -> list[Sampled]:
-        """Returns their completions so far. Raises EngineError if a log-probability is no number."""
+        """Returns the rows' completions so far. Raises EngineError if a log-probability is not finite."""
         for row in rows:
             if not math.isfinite(sum(row.logprobs)):
                 self._drop_everything(rows)
@@ -277,7 +277,7 @@ class VllmEngine:
         return self._policies.live(self._asked())
 
     def _asked(self) -> set[int]:
-        """Returns the versions that waiting requests want and that have to stay live for them."""
+        """Returns the versions that waiting requests ask for and that must stay live for them."""
         versions = {request.version for request in self._queue.waiting}
         return {version for version in versions if version is not None and version != BASE_VERSION}
 

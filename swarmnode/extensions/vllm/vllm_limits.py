@@ -1,4 +1,4 @@
-"""Requests and policies that the vLLM engine refuses, before anything has changed, with advice.
+"""Requests and policies that the vLLM engine refuses, with advice, before anything has changed.
 
 vllm_record.py -> unsupported_reason
 vllm_engine.py (start, submit, set_policy) -> [limits] -> EngineError
@@ -15,17 +15,17 @@ from swarmnode.families.family import USE_AUTO
 from swarmnode.rollout.engine import BASE_VERSION, Request
 
 TEMPERATURES = (0.01, 2.0)
-"""Temperatures, besides 0, that vLLM samples at. It silently raises colder ones and refuses hotter ones."""
+"""Temperatures, besides 0, at which vLLM samples. It silently raises lower ones and refuses higher ones."""
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Sizes of an attention head for which vLLM has code on a CPU. On CUDA it has code for the others, too."""
+"""Attention head sizes for which vLLM has CPU code. On CUDA it has code for other sizes too."""
 
 RECURRENT_LAYERS = ("linear_attention", "conv", "hybrid", "hybrid_sliding")
-"""Types of layers, by their names in configurations, that keep a state instead of keys and values."""
+"""Types of layers, by their names in configurations, that have a state instead of keys and values."""
 
 
 def unsupported_reason(base: PreTrainedModel, on_cpu: bool) -> str | None:
-    """Returns the reason why vLLM cannot hold this model with policies of ours, or None if it can."""
+    """Returns the reason why vLLM cannot hold this model with our policies, or None if it can."""
     family, weights = base.config.model_type, linear_weights(base)
     if not weights:
         return f"vLLM finds no linear layers in {family} that a policy could change"
@@ -55,7 +55,7 @@ def refuse_temperatures(requests: Iterable[Request]) -> None:
 
 
 def refuse_base(versions: Iterable[int | None]) -> None:
-    """Raises EngineError for the bare base while a policy is merged into it."""
+    """Raises EngineError if the bare base is asked for while a policy is merged into it."""
     if BASE_VERSION in versions:
         raise EngineError(
             "the base is not live while a policy is merged into it", hint='start vLLM with weights="lora"'
@@ -63,8 +63,8 @@ def refuse_base(versions: Iterable[int | None]) -> None:
 
 
 def refuse_versions(staying: Iterable[LoadedPolicy], asked: Collection[int], new: int, most: int) -> None:
-    """Raises EngineError for more policies than `most`: the new one, those of running rows, and those that
-    waiting requests ask for."""
+    """Raises EngineError if more than `most` policies would be live: the new one, those of running rows, and
+    those that waiting requests ask for."""
     in_use = {policy.serial: policy.version for policy in staying if policy.version != BASE_VERSION}
     live = 1 + len(in_use) + len(set(asked) - {new, *in_use.values()})
     if live > most:
@@ -75,7 +75,7 @@ def refuse_versions(staying: Iterable[LoadedPolicy], asked: Collection[int], new
 
 
 def _is_recurrent(base: PreTrainedModel) -> bool:
-    """Returns True if a model is recurrent: pure families state it themselves, mixed ones in their layers."""
+    """Returns True if a model is recurrent. Pure families say so themselves; mixed ones name such layers."""
     layers = base.config.get_text_config().to_dict().get("layer_types") or ()
     return base._is_stateful or any(layer in RECURRENT_LAYERS for layer in layers)
 

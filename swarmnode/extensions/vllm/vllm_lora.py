@@ -1,9 +1,9 @@
-"""LoRA on a CPU inside vLLM: one dense product per adapter in the batch, none for rows without one.
+"""LoRA on a CPU inside vLLM: one dense product per adapter in the batch, and none for rows without one.
 
 compat.py installs it -> vLLM's linear layers -> [lora] -> base output + scaling * B @ A @ x
 
-vLLM makes one object of this class per engine and tells it, whenever the batch changes, which token belongs
-to which adapter slot (-1: to none).
+vLLM makes one object of this class per engine. Whenever the batch changes, it tells the object which adapter
+slot each token uses (-1: none).
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ ALL_ROWS = None
 
 
 class GroupedLora(PunicaWrapperCPU):
-    """Adds each adapter's change to the rows that use it."""
+    """Adds each adapter's output to the rows that use it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -25,7 +25,7 @@ class GroupedLora(PunicaWrapperCPU):
 
     def update_metadata(self, *args: Any, **kwargs: Any) -> None:
         super().update_metadata(*args, **kwargs)
-        # Here and not per layer: it is the same for all of them.
+        # Computed here instead of in each layer, because it is the same for all layers.
         self._groups = rows_by_slot(self.token_lora_indices)
 
     def add_lora_linear(
@@ -56,7 +56,7 @@ class GroupedLora(PunicaWrapperCPU):
 
 
 def rows_by_slot(slots: Tensor) -> list[tuple[int, Tensor | None]]:
-    """Returns the adapter slots in use, with the tokens that use them; `ALL_ROWS` if there is only one.
+    """Returns the adapter slots in use, with the tokens that use each; `ALL_ROWS` if there is only one slot.
 
     >>> rows_by_slot(torch.tensor([2, -1, 2]))
     [(2, tensor([0, 2]))]

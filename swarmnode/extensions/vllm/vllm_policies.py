@@ -1,4 +1,4 @@
-"""The policies in vLLM, and the weights that each running request samples from."""
+"""The policies in vLLM, and the weights from which each running request samples."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping
@@ -21,18 +21,17 @@ from swarmnode.rollout.engine import BASE_VERSION, PolicyUpdate
 
 @dataclass(frozen=True, slots=True)
 class LoadedPolicy:
-    """A policy version that was given to the engine."""
+    """A policy version that the engine was given."""
 
     version: int
     serial: int
-    """Serial number that counts up and is never given twice, unlike version numbers."""
+    """Serial number. It counts up and is never used twice, unlike version numbers."""
     pairs: Mapping[str, LoraPair]
-    """LoRA over the base, by module. Empty: the base itself."""
+    """LoRA on top of the base, by module. Empty: the base itself."""
 
     @property
     def salt(self) -> str:
-        """Salt of the cache, so that the keys and values of one policy are never found by another's
-        requests."""
+        """Cache salt: requests of one policy never find the keys and values of another."""
         return str(self.serial)
 
 
@@ -42,9 +41,9 @@ class Lane:
 
     policy: LoadedPolicy
     adapter: int | None
-    """Number of the adapter in vLLM. None: the base weights as they are."""
+    """Number of the adapter in vLLM. None: the base weights unchanged."""
     follows: bool
-    """True if its requests move on to new policies; False if they asked for this version."""
+    """True if its requests move to new policies; False if they asked for this version."""
     users: int = 0
 
 
@@ -62,7 +61,7 @@ class LoraPolicies:
         self._lanes: list[Lane] = []
         self._known = {0: self.newest}
         self._held: set[int] = set()
-        """Versions that were loaded for requests which have not started."""
+        """Versions loaded for requests that have not started yet."""
         self._serials = count(1)
 
     def live(self, asked: Collection[int]) -> set[int]:
@@ -84,14 +83,14 @@ class LoraPolicies:
                 f"policy {update.version} has LoRA rank {rank}, but this engine holds rank {self._rank}",
                 hint="start it with the rank of the trainer",
             )
-        # The trainer may go on writing into its tensors; an adapter may be loaded much later.
-        # A serial for each that is looked at: no two policies may share a salt of the cache.
+        # Copies, because the trainer may write to its tensors again before an adapter is loaded. Each checked
+        # policy gets its own serial, because no two policies may share a cache salt.
         return LoadedPolicy(
             update.version, next(self._serials), {m: _copied(pair) for m, pair in pairs.items()}
         )
 
     def adopt(self, policy: LoadedPolicy, asked: Collection[int]) -> None:
-        """Makes a policy the newest, for followers under way, too; others stay while they are in use or
+        """Makes a policy the newest, also for running followers. Other policies stay while they are in use or
         waiting requests `asked` for them."""
         for lane in self._lanes:
             if lane.follows:
@@ -104,7 +103,7 @@ class LoraPolicies:
         self._drop_unused()
 
     def hold(self, policy: LoadedPolicy) -> None:
-        """Makes a policy live beside the newest, for the requests that will ask for it."""
+        """Makes a policy live beside the newest one, for requests that will ask for it."""
         self._known[policy.version] = policy
         self._held.add(policy.version)
 
@@ -150,7 +149,7 @@ class LoraPolicies:
 
 
 class MergedPolicies:
-    """One policy, merged into the weights, always from the base, so that rounding does not accumulate."""
+    """One policy, always merged into the original base weights, so that rounding errors do not accumulate."""
 
     max_versions = 1
 
@@ -194,7 +193,7 @@ class MergedPolicies:
     def _merged(
         self, pairs: Mapping[str, LoraPair], changed: Collection[str]
     ) -> Iterator[tuple[str, Tensor]]:
-        # vLLM fuses neighbours (q, k and v; gate and up) and wants all parts of what it rebuilds.
+        # vLLM fuses neighbouring weights (q, k and v; gate and up) and needs all parts of those it rebuilds.
         parents = {module.rpartition(".")[0] for module in changed}
         for module, weight in self._weights.items():
             if module.rpartition(".")[0] in parents:
@@ -208,8 +207,8 @@ Policies = LoraPolicies | MergedPolicies
 
 
 def linear_weights(base: PreTrainedModel) -> dict[str, Tensor]:
-    """Returns the weights that a policy may change, by their names without PEFT's layers. The head is not
-    one: it may be the embedding as well."""
+    """Returns the weights that a policy may change, by their names without PEFT's layers. They exclude the
+    head, which may also be the embedding."""
     head = base.get_output_embeddings()
     found: dict[str, Tensor] = {}
     for name, module in base.named_modules():
@@ -228,7 +227,7 @@ def shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
 def write_adapter(
     folder: Path, pairs: Mapping[str, LoraPair], rank: int, fitting: Mapping[str, tuple[int, int]]
 ) -> None:
-    """Saves an adapter as PEFT does. The scaling is in B already."""
+    """Saves an adapter in PEFT's format. B already includes the scaling."""
     if not pairs:
         pairs = _nothing(fitting)
     tensors: dict[str, Tensor] = {}
@@ -246,6 +245,6 @@ def _copied(pair: LoraPair) -> LoraPair:
 
 
 def _nothing(fitting: Mapping[str, tuple[int, int]]) -> dict[str, LoraPair]:
-    """Returns an adapter that changes nothing: a file must name at least one module."""
+    """Returns an adapter that changes nothing, because a file must name at least one module."""
     module, (out, into) = next(iter(fitting.items()))
     return {module: LoraPair(torch.zeros(1, into), torch.zeros(out, 1), 1.0)}

@@ -1,4 +1,4 @@
-"""The record of vLLM: what is known of it where it is not installed, and before torch is imported.
+"""The record of vLLM: what is known about it without installing it, and before torch is imported.
 
 registry.py -> [VLLM] -> compat.py (is it here), vllm_limits.py (can it hold the model), vllm_engine.py
 """
@@ -25,7 +25,7 @@ def _make(options: EngineOptions) -> Engine:
         options.max_length,
         lora_rank=options.lora_rank,
         dtype="bfloat16" if options.base.dtype == torch.bfloat16 else "float32",
-        # Merged weights are those of one policy.
+        # Merged weights can hold only one policy.
         weights="auto" if options.policies == 1 else "lora",
         max_versions=options.max_versions,
         card=options.device.index,
@@ -43,7 +43,7 @@ def _refuses(base: Any, device: str, source: str | None) -> str | None:
 
 
 def _bytes(card: ModelCard, work: Workload) -> float:
-    """All of the model in another process, and the adapters."""
+    """Returns the bytes of the whole model in another process, and of the adapters."""
     return (card.parameters + adapter_parameters(card, work.rank) * work.policies) * work.number_bytes
 
 

@@ -15,18 +15,18 @@ class Row:
 
     request: Request
     key: str
-    """Its number among all that were started, as text."""
+    """Its number among all started requests, as text."""
     lane: Lane
     policy: LoadedPolicy
-    """Policy of its newest tokens."""
+    """The policy of its newest tokens."""
     kv: Literal["fresh", "stale"] = "fresh"
     tokens: list[int] = field(default_factory=list[int])
-    """Tokens since it started or was resumed."""
+    """Tokens sampled since it started or was resumed."""
     logprobs: list[float] = field(default_factory=list[float])
     spans: list[Span] = field(default_factory=list[Span])
     """Spans of earlier policies."""
     kept_tokens: int = 0
-    """Leading tokens that vLLM had cached when it was resumed."""
+    """Number of leading tokens that vLLM had cached when the request was resumed."""
 
     @property
     def follows(self) -> bool:
@@ -37,7 +37,7 @@ class Row:
         return len(self.request.sampled) + len(self.tokens)
 
     def move_to(self, policy: LoadedPolicy) -> None:
-        """Samples from another policy from here on, over keys and values of this one."""
+        """Samples from another policy from here on, using the keys and values of the current one."""
         self.spans = self._all_spans()
         self.policy, self.kv = policy, "stale"
 
@@ -52,8 +52,8 @@ class Row:
 
 
 def core_request(row: Row, eos_token_ids: tuple[int, ...]) -> Any:
-    """Returns a row as vLLM's `EngineCoreRequest`. Its adapter is loaded, and its folder gone. Only our end
-    tokens count: none comes from the model's files."""
+    """Returns a row as vLLM's `EngineCoreRequest`. Its adapter must be loaded already; the adapter's folder
+    is gone. Only our end tokens count, none from the model's files."""
     from vllm import SamplingParams as VllmSamplingParams
     from vllm.lora.request import LoRARequest
     from vllm.sampling_params import RequestOutputKind
@@ -79,8 +79,8 @@ def core_request(row: Row, eos_token_ids: tuple[int, ...]) -> Any:
             output_kind=RequestOutputKind.DELTA,
         ),
         pooling_params=None,
-        # Their order only. Of two that do not both fit, the one with the higher priority's number gives way,
-        # or else the later one.
+        # This only sets the order. If two requests do not both fit, the one with the higher priority number
+        # gives way, or else the later one.
         arrival_time=float(row.key),
         lora_request=None if adapter is None else LoRARequest(str(adapter), adapter, "loaded"),
         # Keys and values are shared only with those of the same salt.
@@ -91,6 +91,6 @@ def core_request(row: Row, eos_token_ids: tuple[int, ...]) -> Any:
 
 
 def segment_seed(seed: int, tokens_done: int) -> int:
-    """Returns the seed of a request that goes on behind so many tokens: vLLM would start its stream again."""
+    """Returns the seed for a request that continues after this many tokens: vLLM would restart its stream."""
     digest = hashlib.blake2b(f"{seed}/{tokens_done}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

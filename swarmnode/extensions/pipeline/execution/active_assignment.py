@@ -1,4 +1,4 @@
-"""An assignment while it runs: the parts that do its work, and which messages are for them.
+"""The parts that carry out a running assignment, and the checks that decide which messages they accept.
 
 pipeline_member.py (assign) makes an [ActiveAssignment] -> relay.py, iteration_driver.py, step_barrier.py
 pipeline_member.py (admit) -> [ActiveAssignment.check] -> Rejected, before a tensor is read
@@ -32,7 +32,7 @@ from swarmnode.extensions.pipeline.wire.signing import check_signature
 
 @dataclass(slots=True)
 class ActiveAssignment:
-    """The parts of a member that work under one assignment, until it gets the next."""
+    """The parts of a member that work under one assignment, until the member gets the next one."""
 
     context: StageContext
     relay: Relay
@@ -41,11 +41,11 @@ class ActiveAssignment:
     ended: "asyncio.Future[IterationEnd]"
     """The result of the running iteration, once it has ended."""
     iterations: asyncio.Task[None] | None = None
-    """The task that closes one iteration after the other."""
+    """The task that closes the iterations one by one."""
 
     @property
     def lost_track(self) -> bool:
-        """True if this member missed the end of an iteration, so that nothing runs here any more."""
+        """True if this member missed the end of an iteration, after which nothing runs here any more."""
         return self.iterations is not None and self.iterations.done()
 
     def part_for(self, message: ForwardHop | BackwardHop) -> Relay | MicroBatchDriver:
@@ -53,14 +53,14 @@ class ActiveAssignment:
         return self.driver if _comes_home(message) else self.relay
 
     def check(self, message: Message) -> None:
-        """Raises Rejected if no member of our plan may send this message now."""
+        """Raises Rejected if no member of our plan may send this message at this point."""
         assignment = self.context.assignment
         if message.plan != assignment.digest or self.lost_track:
-            # A plan of before; the transport has checked that it is one of ours.
+            # A former plan; the transport has already checked that it is one of ours.
             raise Rejected(Refusal.UNKNOWN_WORK, "no such plan is running here")
         ahead = message.iteration - self.context.iteration
         if ahead > 0:
-            # Where no data node is busy with ours any more, we have missed its end.
+            # If no data node is still busy with our iteration, we have missed its end.
             self.barrier.begin()
         if not 0 <= ahead <= 1:
             raise Rejected(Refusal.UNKNOWN_WORK, f"iteration {message.iteration}")
@@ -70,17 +70,17 @@ class ActiveAssignment:
             raise Rejected(Refusal.WRONG_ROUTE, f"node {message.node} starts nothing")
 
     def check_origin(self, message: Message) -> None:
-        """Raises Rejected: bad_signature, unless the data node of the micro-batch has signed this attempt.
+        """Raises Rejected: bad_signature, unless the micro-batch's data node has signed this attempt.
 
-        Separate from `check` because it costs most and its result does not change later.
+        Separate from `check` because it costs the most, and its result does not change later.
         """
-        # From the data node itself no proof is needed, and it knows on its own what it has begun.
+        # A data node needs no proof for its own messages, and it knows itself which attempts it has begun.
         if isinstance(message, ForwardHop) and message.position > 1 and not _comes_home(message):
             check_signature(message, self.context.assignment.peers[message.path[0]])
 
     def take(self, peer_id: str, message: Message, values: Tensor | None) -> None:
-        """Pass a complete message that was checked to the part that handles it. `values`: the tensor of a
-        hop. Raises Rejected."""
+        """Pass a complete, checked message to the part that handles it. `values`: the tensor of a hop. Raises
+        Rejected."""
         node = self.context.assignment.peers.index(peer_id)
         match message:
             case ForwardHop() | BackwardHop() if values is not None:

@@ -1,15 +1,15 @@
-"""Packs the state of a stage after each step, offers it to others, and makes it equal among its replicas.
+"""Packs a stage's state after each step, offers it to other members, and keeps the stage's replicas equal.
 
 step_barrier.py (the step is taken) -> [Alignment] -> GradientExchange.compare -> replica_vote.py
                                       |
               the state is offered (own_stage.py: others may fetch it)
 
-What is decided, and what a liar can gain, is in replica_vote.py. Here it is done: stay, take over the state
-of those that are right, or go back to the one before the step. What comes from another replica must have the
-digest that it was voted for by.
+replica_vote.py contains the decision, and says what a liar could gain. This module carries it out: keep our
+state, take over that of the replicas that are right, or go back to the state before the step. Tensors from
+another replica must have the digest that was voted for.
 
-A large state (full training) is packed with the optimizer's moments every tenth step only, and whenever
-replicas differ; between, its digest is that of the weights.
+A large state (full training) is packed with the optimizer's moments only every tenth step, and whenever
+replicas differ; otherwise its digest covers the weights alone.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from swarmnode.extensions.pipeline.states.holdings import HeldState
 logger = logging.getLogger(__name__)
 
 SMALL_STATE_BYTES = 64 * 2**20
-"""A state of this size is packed whole and copied after every step, a larger one (full training) seldom."""
+"""States up to this size are packed whole and copied after every step, larger ones (full training) rarely."""
 RARE_STEPS = 10
 
 
@@ -50,12 +50,12 @@ def is_whole(model: StageModel, steps: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class IterationEnd:
-    """The end of an iteration at this member: its stage after the step was compared with its replicas."""
+    """The end of an iteration at this member, after its stage was compared with the stage's replicas."""
 
     undone: bool = False
     """True if the step does not count: all replicas went back to the state before it."""
     lost_track: bool = False
-    """True if the end was not heard of, or the right weights cannot be fetched: this member needs a new
+    """True if we did not hear of the end, or cannot fetch the right weights: this member needs a new
     assignment."""
     grad_norm: float | None = None
     """Norm of the gradient of the step. None if no step was taken, or if it was undone."""
@@ -73,9 +73,9 @@ class Alignment:
         start: HeldState | None,
         offer: Callable[[HeldState], object],
     ) -> None:
-        """`start`: the state at the assignment's first iteration, None where it may not be the pipeline's.
-        `offer`: called with states that have the optimizer's moments. A second one for the same number of
-        steps replaces the first."""
+        """`start`: the state at the assignment's first iteration, or None if it may differ from the
+        pipeline's. `offer`: called with states that include the optimizer's moments. A second state for the
+        same number of steps replaces the first."""
         self._context = context
         self._gradient_exchange = gradient_exchange
         self._reload = reload
@@ -96,7 +96,7 @@ class Alignment:
             return IterationEnd()
         full = packed if whole else await self._packed(whole=True)
         if not whole:
-            # Others want to see it.
+            # The other replicas need it to settle the vote.
             self._offer(full)
         if vote.agrees:
             self._before = full
@@ -114,7 +114,7 @@ class Alignment:
         context, before = self._context, self._before
         whole, names = packed is full, [", ".join(side.peers) for side in vote.rivals]
         assert before is not None, "who does not know where it stands has no rivals"
-        # Who comes over to us meanwhile gives what we have.
+        # A replica that switches to our state meanwhile can give us the same tensors.
         found = [
             await self._unpacked(full)
             if side.digest == packed.holding.digest
@@ -147,8 +147,8 @@ class Alignment:
     async def _theirs(
         self, peers: tuple[str, ...], digests: set[str], *, whole: bool
     ) -> dict[str, Tensor] | None:
-        """Fetch the tensors of these replicas after the step. Returns None if none of them gives a state with
-        one of these digests."""
+        """Fetch the state of these replicas after the step. Returns None if none of them has one with any of
+        these digests."""
         context = self._context
         if self._reload is None or not peers:
             return None

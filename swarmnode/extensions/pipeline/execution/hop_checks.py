@@ -2,8 +2,8 @@
 
 tensor_transport.py -> active_assignment.py -> [check_hop] -> relay.py, iteration_driver.py
 
-Looks at the message alone, before a byte of its tensor is read: so it is cheap, and a stranger's numbers are
-within bounds before anything is made of them.
+It looks only at the message, before any byte of the tensor is read. So the check is cheap, and numbers sent
+by a stranger are within bounds before anything is allocated for them.
 """
 
 from swarmnode.errors import Rejected
@@ -17,8 +17,8 @@ from swarmnode.training.packing import MOST_KEYS_PER_TOKEN
 def check_hop(message: Hop, plan: Plan, model: StageModel, *, max_tokens: int) -> None:
     """Raises Rejected unless a message fits the plan: unknown_work, wrong_route, wrong_shape, too_large.
 
-    Its path may differ from the plan's, where members were lost: it begins at the agent's data node and
-    passes other stages at most once each.
+    Its path may differ from the plan's if members were lost: it must begin at the agent's data node and pass
+    every other stage at most once.
     """
     waves = plan.instance.waves
     if message.agent >= len(plan.paths) or message.wave >= waves:
@@ -52,8 +52,8 @@ def _check_packing(message: ForwardHop, tokens: int, *, max_tokens: int, packs: 
         raise Rejected(
             Refusal.WRONG_SHAPE, f"{sum(message.lengths)} packed tokens in {list(message.tensor.shape)}"
         )
-    # The keys of a shared prompt are laid out for every run that continues it: memory was planned for as
-    # many as an honest data node packs.
+    # The keys of a shared prompt are laid out again for every run that continues it. The memory plan covers
+    # as many keys as an honest data node would pack.
     keys = tokens + sum(message.lengths[prompt] for prompt in message.prompts if prompt is not None)
     if keys > MOST_KEYS_PER_TOKEN * max_tokens:
         raise Rejected(Refusal.TOO_LARGE, f"{keys} keys, at most {MOST_KEYS_PER_TOKEN * max_tokens}")

@@ -1,13 +1,13 @@
-"""A data node's own micro-batches: started, sent along their paths, brought home, and repaired on the way.
+"""Starts a data node's own micro-batches, sends them along their paths, and repairs paths that fail.
 
 Feed -> [MicroBatchDriver] -> stage_queue.py (forward, loss, backward), message_sender.py -> the path, and
     back
                                                                             -> step_barrier.py
 
-An agent takes one micro-batch after the other along its path, as many as there are waves. Where a node of
-the path is lost, has no slot or takes too long, the path is repaired (recovery.py) and the micro-batch starts
-again from its input, as a new attempt: members with the very same input hand their output on without
-computing. What an older attempt still brings is refused, so it counts nowhere.
+Each agent sends its micro-batches along its path one by one, as many as there are waves. If a node of the
+path is lost, has no slot or takes too long, the path is repaired (recovery.py), and the micro-batch starts
+again from its input as a new attempt. Members that get exactly the same input again pass on their output
+without recomputing it. Results of older attempts are refused, so they never count.
 """
 
 import asyncio
@@ -43,10 +43,10 @@ from swarmnode.extensions.pipeline.wire.refusals import Refusal
 logger = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S = 3.0
-"""Time limit of the short answer to the question where a micro-batch is."""
+"""Time limit for a node to answer the question whether a micro-batch has passed it."""
 
 FULL_PAUSE_S, MAX_FULL_PAUSE_S = 0.2, 2.0
-"""Pause before members that had no slot for a micro-batch are asked again: each time twice as long."""
+"""Pause before members that had no slot for a micro-batch are asked again; it doubles up to the maximum."""
 
 
 class MicroBatchDriver:
@@ -59,16 +59,16 @@ class MicroBatchDriver:
         self._began_s = 0.0
         self._in_flight: dict[int, InFlightMicroBatch] = {}
         self._load: Counter[int] = Counter()
-        """Our micro-batches that hold a slot, by node."""
+        """Number of our micro-batches that hold a slot, by node."""
         self._came_back: list[ForwardHop] = []
-        """The attempts that came back, by their first message."""
+        """First messages of the attempts that came back."""
         self._apart: set[frozenset[int]] = set()
-        """Pairs of nodes that live, of which one does not reach the other in this iteration, as it says."""
+        """Pairs of live nodes of which one says that it cannot reach the other in this iteration."""
         self._report = IterationReport(0)
 
     async def run(self, feed: Feed) -> IterationReport:
-        """Bring the micro-batches of one iteration along their paths until each is back or given up. Returns
-        what is known of it before its step is taken."""
+        """Send the micro-batches of one iteration along their paths until each is back or given up. Returns
+        the report as far as it is known before the step."""
         clock = asyncio.get_running_loop().time
         self._began_s, self._came_back, self._apart = clock(), [], set()
         report = self._report = IterationReport(self._context.iteration)
@@ -80,7 +80,7 @@ class MicroBatchDriver:
         return report
 
     def admit(self, message: Hop) -> None:
-        """Raises Rejected: unknown_work for a message that is not awaited now; wrong_shape."""
+        """Raises Rejected: unknown_work if the message is not awaited now; wrong_shape."""
         self._awaiting(message)
 
     def take(self, message: Hop, values: Tensor) -> None:
@@ -88,7 +88,7 @@ class MicroBatchDriver:
         self._awaiting(message).settle(values)
 
     def hear_of(self, peer_id: str, message: Lost) -> None:
-        """Handle the report that a micro-batch does not get past a node. Raises Rejected: unknown_work,
+        """Handle a report that a micro-batch cannot get past a node. Raises Rejected: unknown_work,
         wrong_route."""
         for in_flight in self._in_flight.values():
             hop = in_flight.hop
@@ -107,13 +107,13 @@ class MicroBatchDriver:
         )
 
     def lose(self, node: int) -> None:
-        """Stop waiting for micro-batches whose path contains a node that is gone."""
+        """Stop waiting for micro-batches whose path contains this lost node."""
         for in_flight in self._in_flight.values():
             if node in in_flight.hop.path[1:]:
                 in_flight.settle(HopFailure(in_flight.hop.path.index(node), "silent"))
 
     def finished(self, node: int) -> Finished:
-        """Return the message that tells a member which micro-batches of the ended iteration came back past
+        """Return the message that tells a member which micro-batches of the ended iteration came back through
         it."""
         back = [(hop.micro_batch, hop.attempt) for hop in self._came_back if node in hop.path]
         return Finished(
@@ -137,7 +137,7 @@ class MicroBatchDriver:
         return in_flight
 
     async def _run_agent(self, agent: int, feed: Feed) -> None:
-        """Bring an agent's waves, one after the other."""
+        """Send an agent's micro-batches along its path, one wave after the other."""
         instance = self._plan.instance
         for wave in range(instance.waves):
             path = self._living(self._plan.paths[agent])
@@ -157,7 +157,7 @@ class MicroBatchDriver:
     async def _bring(
         self, agent: int, wave: int, path: tuple[int, ...], inputs: LossInputs, feed: Feed
     ) -> None:
-        """Bring one micro-batch along its path, attempt after attempt."""
+        """Send one micro-batch along its path until an attempt succeeds or it is given up."""
         context, report, tried = self._context, self._report, set[int]()
         clock, planned = asyncio.get_running_loop().time, self._plan.paths[agent]
         pause_s = FULL_PAUSE_S
@@ -183,7 +183,7 @@ class MicroBatchDriver:
             node = path[failure.position]
             logger.info("micro-batch %d cannot pass node %d: %s", hop.micro_batch, node, failure.trouble)
             if failure.position == 0:
-                break  # Our own layers, or the loss, have no finite numbers for it.
+                break  # Our own layers, or the loss, gave numbers that are not finite.
             if failure.trouble == "silent":
                 if failure.told_by is not None and await self._lives(hop, failure):
                     self._apart.add(frozenset((failure.told_by, node)))
@@ -193,7 +193,7 @@ class MicroBatchDriver:
             tried.add(node)
             again = repaired_path(self._plan, path, context.lost, tried - context.lost, self._load)
             if again is None:
-                # All that live were tried: their slots are free when their own micro-batches have passed.
+                # All living nodes were tried: their slots become free as their own micro-batches pass.
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, MAX_FULL_PAUSE_S)
                 tried.clear()
@@ -207,7 +207,7 @@ class MicroBatchDriver:
     def _first_hop(
         self, agent: int, wave: int, attempt: int, path: tuple[int, ...], inputs: LossInputs
     ) -> ForwardHop:
-        """Return the message that begins an attempt. The type of its tensor is open until it is encoded."""
+        """Return the first message of an attempt. The dtype of its tensor is set when it is encoded."""
         context, layout = self._context, inputs.batch.layout
         shape = (*inputs.batch.input_ids_BT.shape, context.worker.model.hidden_size)
         shares = layout is not None and any(prompt is not None for prompt in layout.prompts)
@@ -229,7 +229,7 @@ class MicroBatchDriver:
     async def _attempt(
         self, in_flight: InFlightMicroBatch, inputs: LossInputs, feed: Feed
     ) -> HopFailure | None:
-        """Make one attempt, there and back. Returns None if the micro-batch is back and counts."""
+        """Make one attempt, there and back. Returns None if the micro-batch came back and counts."""
         context, hop, attempt = self._context, in_flight.hop, attempt_of(in_flight.hop)
         worker, queue, batch = context.worker, context.queue, inputs.batch
         item = StageInput(attempt, batch.input_ids_BT, inputs.tokens, batch.layout)
@@ -265,7 +265,7 @@ class MicroBatchDriver:
             return HopFailure(0, "refused")
         except TimeoutError:
             return await self._culprit(in_flight, homeward=homeward)
-        # From here on the others count it, so it is back whatever becomes of our own part.
+        # From here on the other members count it, so it is back even if our own backward pass fails.
         self._came_back.append(hop)
         try:
             await queue.perform("backward", attempt.agent, lambda: backward(gradient))
@@ -275,16 +275,16 @@ class MicroBatchDriver:
         return None
 
     def _limit_s(self, attempt: MicroBatchAttempt) -> float:
-        """Return the time limit of an attempt. It is long enough for a silent neighbour to be noticed
-        before."""
+        """Return the time limit of an attempt, which is long enough that a silent neighbour is noticed
+        first."""
         settings, planned_s = self._context.settings, predicted_s(self._plan)[attempt.agent][attempt.wave]
         return planned_s * settings.slack + settings.hop_timeout_s + settings.grace_s
 
     async def _answer_to(
         self, in_flight: InFlightMicroBatch, hop: ForwardHop | BackwardHop, values: Tensor
     ) -> Tensor | HopFailure:
-        """Send a tensor with this message. Returns the one that comes home: the same, where there is no other
-        node on the path. Does not wait until the deadline for a node that is known to be gone."""
+        """Send this tensor and wait for the one that comes back; if the path has no other node, return the
+        tensor itself. Stops early, before the deadline, once a node is known to be gone."""
         if len(hop.path) == 1:
             return values
         arrival = in_flight.expect(type(hop))
@@ -305,7 +305,7 @@ class MicroBatchDriver:
         return found
 
     async def _culprit(self, in_flight: InFlightMicroBatch, *, homeward: bool) -> HopFailure:
-        """Ask all nodes of the path about an overdue micro-batch. The first that has not handed it on is at
+        """Ask all nodes of the path about an overdue micro-batch. The first that has not passed it on is at
         fault."""
         in_flight.awaits = None
         hop = in_flight.hop
@@ -321,7 +321,7 @@ class MicroBatchDriver:
         return await self._ask(hop, position, homeward) is None
 
     async def _lives(self, hop: ForwardHop, failure: HopFailure) -> bool:
-        """Return True if a node that another one calls silent answers us."""
+        """Return True if a node that another node reported as silent answers us."""
         return await self._ask(hop, failure.position, homeward=False) != "silent"
 
     async def _ask(self, hop: ForwardHop, position: int, homeward: bool) -> Trouble | None:

@@ -1,9 +1,9 @@
-"""Outgoing messages of a member: encoded, sent, and sent again where that can help.
+"""Sends a member's messages: encodes them, and sends them again where that can help.
 
 relay.py, iteration_driver.py, step_barrier.py -> [send, send_hop] -> tensor_transport.py
 
-A member that does not know the plan yet says so, and is asked again until the message's deadline; one that
-cannot be reached is tried again for a moment, in which a daemon is restarted or a connection found anew.
+A member that does not know the plan yet says so, and is asked again until the message's deadline. A member
+that cannot be reached is tried again for a short time, long enough to restart a daemon or to reconnect.
 """
 
 import asyncio
@@ -29,15 +29,15 @@ from swarmnode.network.streams import Buffer
 logger = logging.getLogger(__name__)
 
 LARGE_ELEMENTS = 1 << 18
-"""Encoding or decoding more than this leaves the event loop: it takes about a millisecond."""
+"""Tensors with more elements are encoded and decoded in a thread: it takes about a millisecond."""
 
 PAUSE_S = 0.05
 """Pause between attempts at the same message."""
 
 
 async def send_hop(context: StageContext, hop: ForwardHop | BackwardHop, values: Tensor) -> Trouble | None:
-    """Send a tensor to the target of this message, which describes another tensor or has yet to be
-    signed."""
+    """Encode a tensor and send it to the target of `hop`, with the tensor header of `hop` replaced and the
+    message signed if it needs to be."""
     codec = context.settings.codec
     try:
         if values.numel() > LARGE_ELEMENTS:
@@ -48,7 +48,7 @@ async def send_hop(context: StageContext, hop: ForwardHop | BackwardHop, values:
         return "refused"
     message = msgspec.structs.replace(hop, tensor=encoded.header)
     if isinstance(message, ForwardHop) and message.position == 1:
-        # Only the data node sends there, and it signs for the whole path.
+        # Only the data node sends to position 1, and it signs for the whole path.
         message = signed(message, context.key)
     return await send(context, message.target, message, encoded.payload)
 
@@ -61,12 +61,12 @@ async def send(
     *,
     timeout_s: float | None = None,
 ) -> Trouble | None:
-    """Send a message until it is answered or its time is over: that of a hop to this node, unless
-    `timeout_s` is given. Returns None if it was taken."""
+    """Send a message until it is answered or `timeout_s` has passed (by default, the time limit of a hop to
+    this node). Returns None if it was accepted."""
     peer_id, clock = context.assignment.peers[node], asyncio.get_running_loop().time
     timeout_s = _hop_timeout_s(context, node) if timeout_s is None else timeout_s
     until_s = clock() + timeout_s
-    # Under a new plan the others may not know us yet, and hang up on strangers.
+    # Under a new plan, other members may not know us yet, and they disconnect strangers.
     is_new = message.iteration == context.assignment.iteration
     patience_s = timeout_s if is_new else context.settings.reconnect_s
     unreachable_until_s = clock() + patience_s
@@ -89,6 +89,6 @@ async def send(
 
 
 def _hop_timeout_s(context: StageContext, node: int) -> float:
-    """Return the time limit of a hop to this node."""
+    """Return the time limit of a hop to this node, in seconds."""
     hop_s = context.assignment.plan.instance.hop_s[context.own][node]
     return min(context.settings.hop_timeout_s + context.settings.slack * hop_s, MAX_DEADLINE_S)

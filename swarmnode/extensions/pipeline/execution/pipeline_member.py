@@ -1,4 +1,4 @@
-"""One member of a pipeline: its assignment under the plan, the messages it gets, and its iterations.
+"""One member of a pipeline: its assignment under the plan, the messages it receives, and its iterations.
 
 TensorTransport -> [PipelineMember: MessageHandler] -> relay.py (micro-batches of others)
 membership.py (assignment)  |                       -> iteration_driver.py (own micro-batches, on a data node)
@@ -6,9 +6,9 @@ membership.py (assignment)  |                       -> iteration_driver.py (own 
                             v
                      IterationReport
 
-Messages of the iteration that runs and of the next one are taken; all else is refused before its tensor is
-read. Members without data serve, and step when the data nodes have finished. Assignments change between
-iterations.
+A member accepts messages of the running iteration and of the next one, and refuses all others before their
+tensors are read. Members without data serve the others, and take their step when the data nodes have
+finished. Assignments change between iterations.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 
 class PipelineMember:
-    """Serves one stage, and trains if it holds data.
+    """Serves one stage, and trains if it is a data node.
 
     async with PipelineMember(streams, key=key, gradient_exchange=exchange) as member:
         member.assign(Assignment(plan, digest(plan), peers, own=2, iteration=0), worker, optimizer)
@@ -76,12 +76,12 @@ class PipelineMember:
         queue: StageQueue | None = None,
         reload: Reload | None = None,
     ) -> None:
-        """`key`: that of the host. `reload`: fetches the weights of the majority; without it, a member whose
-        weights differ has lost track."""
+        """`key`: the host's key. `reload`: fetches the majority's weights; without it, a member whose weights
+        differ loses track."""
         self.settings = settings or MemberSettings()
         self.on_lost: Callable[[str, str], None] = _ignore
-        """Called with the peer id of a member that seems to be gone, and the reason. It may be alive all the
-        same."""
+        """Called with the peer id of a member that seems to be gone, and the reason. The member may still be
+        alive."""
         self._key = key
         self._gradient_exchange = gradient_exchange
         self._reload = reload
@@ -92,7 +92,7 @@ class PipelineMember:
         self._started: set[asyncio.Task[None]] = set()
         self._active: ActiveAssignment | None = None
         self._steps = 0
-        """Optimizer steps taken by the end of the last assignment."""
+        """Optimizer steps taken when the last assignment ended."""
         self._training = False
 
     async def __aenter__(self) -> Self:
@@ -115,19 +115,19 @@ class PipelineMember:
 
     @property
     def iteration(self) -> int:
-        """Optimizer steps taken. Without an assignment, those at the end of the last one; 0 before the
-        first."""
+        """Optimizer steps taken. Without an assignment: the steps taken when the last one ended, or 0 before
+        the first."""
         return self._active.context.iteration if self._active is not None else self._steps
 
     @property
     def lost_track(self) -> bool:
-        """True if this member missed the end of an iteration. It needs a new assignment and weights to serve
-        again."""
+        """True if this member missed the end of an iteration. To serve again, it needs a new assignment and
+        weights."""
         return self._active is not None and self._active.lost_track
 
     @property
     def lost(self) -> frozenset[str]:
-        """Peers of the plan that did not answer us and have sent nothing since."""
+        """Peers of the plan that did not answer us and have not sent anything since."""
         context = self._active.context if self._active is not None else None
         return (
             frozenset(context.assignment.peers[node] for node in context.lost)
@@ -136,8 +136,8 @@ class PipelineMember:
         )
 
     def lose(self, peer_id: str, why: str) -> None:
-        """Stop sending to a peer that is gone (membership.py) in this iteration. Micro-batches on their way
-        past it start again."""
+        """Stop sending to a peer that is gone (membership.py) in this iteration. Micro-batches that were to
+        pass it start again."""
         active = self._active
         if active is not None and peer_id in active.context.assignment.peers:
             node = active.context.assignment.peers.index(peer_id)
@@ -145,7 +145,7 @@ class PipelineMember:
             active.driver.lose(node)
 
     async def in_stage_thread(self, work: Callable[[], T]) -> T:
-        """Run a function in the stage's worker thread, after the task that is running. Returns its result."""
+        """Run a function in the stage's worker thread, after the running task. Returns its result."""
         return await self._queue.call(work)
 
     def assign(
@@ -157,10 +157,11 @@ class PipelineMember:
         start: HeldState | None = None,
         offer: Callable[[HeldState], object] = lambda held: None,
     ) -> None:
-        """Work under a new plan, at a new stage, or both. Between iterations; what is left of one is dropped.
+        """Start to work under a new plan, at a new stage, or both. Call it between iterations: it drops the
+        rest of a running one.
 
-        `optimizer`: of `worker.model.trainable().values()`. `start`: the stage's state with its moments; None
-        where it may not be the one that the pipeline is at. `offer` is called with that of each step. Raises
+        `optimizer`: of `worker.model.trainable().values()`. `start`: the stage's state with its moments, or
+        None if it may differ from the pipeline's. `offer`: called with the state after each step. Raises
         ModelError while `train` runs.
         """
         self.unassign()
@@ -192,7 +193,7 @@ class PipelineMember:
     def unassign(self) -> None:
         """Give up the assignment. To be called between iterations.
 
-        No message is accepted until there is another one, and the stage's weights are released. Raises
+        No message is accepted until the next assignment, and the stage's weights are released. Raises
         ModelError while `train` runs.
         """
         if self._training:
@@ -207,8 +208,7 @@ class PipelineMember:
             former.iterations.cancel()
 
     async def train(self, feed: Feed) -> IterationReport:
-        """Run one iteration of a data node until its step is taken. Raises ModelError without an
-        assignment."""
+        """Run one iteration of a data node, including its step. Raises ModelError without an assignment."""
         active = self._active
         if active is None or self._training or self.lost_track:
             raise ModelError(
@@ -238,7 +238,7 @@ class PipelineMember:
         return report
 
     async def wait_step(self, iteration: int) -> None:
-        """Wait until this number of optimizer steps is taken. Raises ModelError if this member has lost
+        """Wait until this number of optimizer steps has been taken. Raises ModelError if this member has lost
         track."""
         while self.iteration < iteration:
             if self._active is None:
@@ -250,7 +250,7 @@ class PipelineMember:
                 )
 
     def admit(self, peer_id: str, message: Message) -> None:
-        """Implements MessageHandler. Raises Rejected if the message would not be taken."""
+        """Implements MessageHandler. Raises Rejected if the message cannot be accepted."""
         active = self._active
         if active is None:
             raise Rejected(Refusal.UNKNOWN_WORK, "no plan is running here")
@@ -271,7 +271,7 @@ class PipelineMember:
         active.take(peer_id, message, values)
 
     async def _iterate(self, active: ActiveAssignment) -> None:
-        """Close iteration after iteration, until this member has lost track."""
+        """Close one iteration after the other, until this member loses track."""
         while True:
             knows = await active.barrier.ended()
             active.relay.close()

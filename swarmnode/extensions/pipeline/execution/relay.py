@@ -1,15 +1,16 @@
-"""Other members' micro-batches at one member: received, passed through its stage, and gradients sent back.
+"""Passes other members' micro-batches through this member's stage, and sends their gradients back.
 
 pipeline_member.py (admit, take) -> [Relay] -> stage_queue.py (forward, backward) -> message_sender.py -> the
     next or former node
 
-A micro-batch has a slot here from before its forward pass until after its backward pass. Agents of the plan
-have theirs until their last wave of an iteration is back; another one, whose path was repaired, gets one that
-is free or is refused at once. So nobody holds a slot while it waits for one, and nothing can deadlock,
-whatever the order of stages.
+A micro-batch holds a slot here from before its forward pass until after its backward pass. Slots are reserved
+for the plan's agents until their last wave of an iteration is back. Any other agent, whose path was repaired,
+gets a free slot or is refused at once. So no micro-batch waits for a slot while it holds another, and nothing
+can deadlock, whatever the order of stages.
 
-A gradient counts when the node before us has taken the answer. Where it refused, the data node goes another
-way and somebody else's counts; where we cannot know, the end of the iteration tells (step_barrier.py).
+A gradient counts once the node before us has accepted our answer. If that node refused it, the data node uses
+another path and another member's gradient counts. If we cannot know, the end of the iteration decides
+(step_barrier.py).
 """
 
 import asyncio
@@ -39,18 +40,18 @@ logger = logging.getLogger(__name__)
 
 
 class RelayPhase(IntEnum):
-    """Progress of a micro-batch at this member, in this order."""
+    """Progress of a micro-batch at this member. The values are in this order."""
 
     WAITING = 0
     """It waits for its forward pass."""
     GOING = 1
     """It is being sent to the next node."""
     GONE = 2
-    """The next node has taken it."""
+    """The next node has accepted it."""
     BACK = 3
     """Its gradient has arrived here."""
     ANSWERED = 4
-    """The node before us has taken its gradient."""
+    """The node before us has accepted its gradient."""
 
 
 @dataclass(slots=True, eq=False)
@@ -58,10 +59,10 @@ class RelayedMicroBatch:
     """One attempt at a micro-batch, in flight through this member."""
 
     hop: ForwardHop
-    """The message that brought it."""
+    """The message in which it arrived."""
     phase: RelayPhase = RelayPhase.WAITING
     task: asyncio.Task[None] | None = None
-    """The task that brings it to the next node. Its way back is not to be interrupted."""
+    """The task that sends it to the next node. Its way back must not be interrupted."""
 
     @property
     def attempt(self) -> MicroBatchAttempt:
@@ -69,22 +70,22 @@ class RelayedMicroBatch:
 
 
 class AgentSlots:
-    """Slots for micro-batches: reserved for the plan's agents until their last wave is back, free for
-    others."""
+    """Slots for micro-batches: reserved for the plan's agents until their last wave is back, otherwise free
+    for other agents."""
 
     def __init__(self, capacity: int, planned: Iterable[int]) -> None:
         self._capacity = capacity
         self._planned = frozenset(planned)
         self._others: set[int] = set()
         self._passed: set[int] = set()
-        """Planned agents that have no further micro-batch in this iteration."""
+        """Planned agents that have no more micro-batches in this iteration."""
 
     @property
     def taken(self) -> int:
         return len(self._planned) - len(self._passed) + len(self._others)
 
     def may_have(self, agent: int, *, early: bool = False) -> bool:
-        """Return True if the agent has a slot or would get one. `early`: for the next iteration."""
+        """Return True if the agent has a slot or can get one. `early`: for the next iteration."""
         planned = self._planned if early else self._planned - self._passed
         return agent in planned or len(planned) + len(self._others - {agent}) < self._capacity
 
@@ -98,8 +99,8 @@ class AgentSlots:
             self._passed.discard(agent)
 
     def give_back(self, agent: int, *, passed: bool = False) -> bool:
-        """Return True if the slot is free now. A planned agent keeps its slot until its last micro-batch has
-        `passed`."""
+        """Free the agent's slot and return True, unless the slot stays reserved. A planned agent keeps its
+        slot until its last micro-batch has `passed`."""
         self._others.discard(agent)
         if passed and agent in self._planned:
             self._passed.add(agent)
@@ -123,12 +124,12 @@ class Relay:
         self._relayed: dict[int, RelayedMicroBatch] = {}
         """The newest attempt of each agent."""
         self._early: dict[int, tuple[ForwardHop, Tensor]] = {}
-        """Each agent's micro-batch that belongs to the next iteration."""
+        """By agent, a micro-batch of the next iteration that came early."""
         self.stragglers = 0
-        """Micro-batches that were still here when their iteration was closed, since the start."""
+        """Micro-batches since the start that were still here when their iteration was closed."""
 
     def admit(self, message: ForwardHop | BackwardHop) -> None:
-        """Raises Rejected: no_slot; unknown_work for a micro-batch that is over or was never sent from
+        """Raises Rejected: no_slot; unknown_work for a micro-batch that is over or was never sent on from
         here."""
         if isinstance(message, BackwardHop):
             self._expecting(message)
@@ -143,7 +144,7 @@ class Relay:
             raise Rejected(Refusal.NO_SLOT, f"for agent {message.agent}")
 
     def take(self, message: ForwardHop | BackwardHop, values: Tensor) -> None:
-        """Begin the work of a message that was admitted just now."""
+        """Start to work on a message that has just been admitted."""
         if isinstance(message, BackwardHop):
             relayed = self._expecting(message)
             relayed.phase = RelayPhase.BACK
@@ -156,8 +157,8 @@ class Relay:
             self._early[message.agent] = message, values
 
     def asked(self, message: Passed) -> None:
-        """Return if the micro-batch was handed on. Raises Rejected: too_slow while it is here, unknown_work
-        if it is not."""
+        """Return if the micro-batch was passed on. Raises Rejected: too_slow while it is still here,
+        unknown_work if it is not."""
         for relayed in self._relayed.values():
             if (relayed.hop.micro_batch, relayed.hop.attempt) == (message.micro_batch, message.attempt):
                 if relayed.phase >= (RelayPhase.ANSWERED if message.homeward else RelayPhase.GONE):
@@ -176,8 +177,8 @@ class Relay:
         self._relayed.clear()
 
     def begin_iteration(self) -> bool:
-        """Begin micro-batches that came early. Returns True if there were any. The context's iteration has
-        been raised before."""
+        """Start the micro-batches that came early. Returns True if there were any. The context's iteration
+        must already have been raised."""
         self.slots.begin_iteration()
         early, self._early = self._early, {}
         for message, values in early.values():
@@ -246,7 +247,7 @@ class Relay:
             answer_BTD = await context.queue.perform(
                 "backward", attempt.agent, lambda: context.worker.backward(attempt, gradient_BTD)
             )
-            assert answer_BTD is not None  # Only ids have no gradient, and they do not come from elsewhere.
+            assert answer_BTD is not None  # Only token ids have no gradient, and no other member sends us ids
         except Exception as error:  # noqa: BLE001  a peer's numbers must not end the member
             _log_failure("backward", attempt, error)
             self._leave(attempt.agent, relayed)
@@ -263,7 +264,7 @@ class Relay:
             await self._tell(hop, hop.position - 1, trouble)
 
     def _free_slots_of_the_lost(self) -> None:
-        """Free the slots of agents whose data node is gone: no more of their micro-batches come in this
+        """Free the slots of agents whose data node is gone: they send no more micro-batches in this
         iteration."""
         for agent, path in enumerate(self._context.assignment.plan.paths):
             if path[0] not in self._context.lost or self._context.own not in path:
@@ -276,7 +277,7 @@ class Relay:
                     self._context.queue.post(self._context.worker.release, agent)
 
     def _leave(self, agent: int, relayed: RelayedMicroBatch) -> None:
-        """Free the slot of a micro-batch if nothing more is to come in it, unless its agent has sent another
+        """Free the slot of a micro-batch if its agent sends no more in it and has not sent another
         meanwhile."""
         if self._relayed.get(agent) is not relayed or agent in self._early:
             return
@@ -285,8 +286,8 @@ class Relay:
             self._context.queue.post(self._context.worker.release, agent)
 
     async def _tell(self, hop: ForwardHop, position: int, trouble: Trouble) -> None:
-        """Tell the data node, which decides what becomes of a micro-batch, that it does not get past a
-        node."""
+        """Tell the data node that a micro-batch cannot get past a node. The data node decides what to do with
+        it."""
         context, node, data_node = self._context, hop.path[position], hop.path[0]
         if trouble == "silent":
             context.has_lost(node, "did not take a tensor in time")
@@ -301,8 +302,8 @@ class Relay:
 
 
 def _log_failure(kind: str, attempt: MicroBatchAttempt, error: Exception) -> None:
-    """Log a refusal as information and any other exception, a fault of ours or of the machine, as an
-    error."""
+    """Log a refusal as information. Log any other exception, which is a fault of ours or of the machine, as
+    an error."""
     if isinstance(error, Rejected):
         logger.info("%s has no %s pass here: %s", attempt, kind, error)
     else:

@@ -1,4 +1,4 @@
-"""State shared by the parts of a member that work under one assignment.
+"""State that the parts of a member share while they work under one assignment.
 
 pipeline_member.py makes a [StageContext] -> relay.py, iteration_driver.py, step_barrier.py
 """
@@ -24,11 +24,11 @@ Spawn = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
 
 @dataclass(slots=True)
 class StageContext:
-    """The stage of one assignment, its thread, and the way of its messages."""
+    """The stage of one assignment, its worker thread, and the transport of its messages."""
 
     assignment: Assignment
     worker: StageWorker
-    """Only to be touched in the thread of `queue`."""
+    """Use it only in the thread of `queue`."""
     optimizer: torch.optim.Optimizer
     queue: StageQueue
     transport: TensorTransport
@@ -36,18 +36,18 @@ class StageContext:
     """Signs our own micro-batches."""
     settings: MemberSettings
     spawn: Spawn
-    """Starts a task that ends with the member at the latest. A task that is in flight when the assignment
-    changes runs on with the parts of the former assignment, and its result counts nowhere."""
+    """Starts a task that ends with the member at the latest. A task in flight when the assignment changes
+    continues with the parts of the former assignment, and its result does not count."""
     report_lost: Callable[[int, str], None]
-    """Called with a node that does not answer and the reason why we think so."""
+    """Called with a node that does not answer, and the reason why we think so."""
     makespan_s: float
     """Predicted time of an iteration."""
     iteration: int
-    """The running iteration: optimizer steps taken before it."""
+    """Number of optimizer steps taken before the running iteration."""
     lost: set[int] = field(default_factory=set[int])
-    """Nodes that have not answered and have sent nothing since: they are not tried again."""
+    """Nodes that did not answer and have not sent anything since. They are not tried again."""
     news: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when the end of the iteration may have come nearer."""
+    """Set when something happens that may end the iteration."""
 
     @property
     def own(self) -> int:
@@ -55,12 +55,12 @@ class StageContext:
 
     @property
     def budget_s(self) -> float:
-        """Seconds after the start of an iteration in which a data node may begin further attempts."""
+        """Seconds after the start of an iteration during which a data node may start new attempts."""
         settings = self.settings
         return settings.slack * self.makespan_s + 2 * (settings.hop_timeout_s + settings.grace_s)
 
     def has_lost(self, node: int, why: str) -> None:
-        """Record that a node is gone, until it sends something again."""
+        """Record that a node is gone. The record is removed when the node sends something."""
         if node not in self.lost and node != self.own:
             self.lost.add(node)
             self.news.set()

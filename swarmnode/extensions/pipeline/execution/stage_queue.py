@@ -1,9 +1,9 @@
-"""A member's compute: one thread that takes ready tasks one after the other, in the order in which they come.
+"""A member's compute: one thread that runs tasks one at a time, in the order in which they become ready.
 
 relay.py, iteration_driver.py -> [StageQueue.perform] -> StageWorker, in the worker thread -> their result
 
-The worker of a stage is for one thread, so everything that touches it runs here: tasks by `perform`;
-bookkeeping of microseconds by `call`, behind the task that runs.
+Only one thread may use a stage's worker, so everything that touches it runs here: tasks through `perform`,
+and bookkeeping that takes microseconds through `call`, right after the running task.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class StageQueue:
-    """One thread and the tasks that wait for it.
+    """One worker thread and the tasks that wait for it.
 
     async with StageQueue() as queue:
         hidden_BTD = await queue.perform("forward", agent, lambda: worker.forward(item))
@@ -26,9 +26,9 @@ class StageQueue:
 
     def __init__(self) -> None:
         self.busy_s = 0.0
-        """Seconds that tasks have taken since the start."""
+        """Seconds that tasks have run since the start."""
         self._turn = asyncio.Lock()
-        """Held by the task that runs; those that wait for it get it in the order in which they came."""
+        """Held by the running task. Waiting tasks get it in the order in which they came."""
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -39,17 +39,17 @@ class StageQueue:
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
         self._closed = True
-        # Waits for the task that runs; not on the event loop, which others need meanwhile.
+        # This waits for the running task, in a thread so that the event loop stays free for others.
         await asyncio.to_thread(self._thread.shutdown, cancel_futures=True)
 
     async def perform(self, kind: Kind, agent: int, work: Callable[[], T]) -> T:
-        """Run a task of the stage behind those before it. Returns its result or raises its exception. A task
-        whose caller was cancelled is not run."""
+        """Run a task of the stage after the tasks before it. Returns its result or raises its exception. A
+        task is not run if its caller was cancelled while it waited."""
         async with self._turn:
             return await self.compute(work)
 
     async def call(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Run bookkeeping in the worker thread, before any task that is not running yet. Returns its
+        """Run bookkeeping in the worker thread, before any task that has not started yet. Returns its
         result."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, work, *arguments)
@@ -59,7 +59,7 @@ class StageQueue:
         self._thread.submit(work, *arguments)
 
     async def compute(self, work: Callable[[], T]) -> T:
-        """Run a task, whose turn it is, in the worker thread. Returns its result or raises its exception."""
+        """Run a task whose turn has come in the worker thread. Returns its result or raises its exception."""
         if self._closed:
             raise asyncio.CancelledError
         clock = asyncio.get_running_loop().time

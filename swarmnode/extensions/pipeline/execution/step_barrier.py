@@ -1,12 +1,13 @@
-"""The end of an iteration at one member: decide which micro-batches count, average with replicas, step.
+"""The end of an iteration at a member: decide which micro-batches count, average with the replicas, step.
 
 Finished of the data nodes -> [StepBarrier] -> GradientExchange (replica_exchange.py) -> StageWorker.apply
                                                                                -> alignment.py
 
-An iteration ends when every data node that lives has said so, or at a deadline; a member that has heard of
-none by then has lost track (it was frozen, or cut off) and does not step alone. Every data node says which
-micro-batches came back past us. What is undecided of them counts then, the rest does not; and where we have
-counted one that came back another way, a replica has counted it too, so the whole sum is left out.
+An iteration ends when every living data node has reported that it is finished, or at a deadline. A member
+that has no report by then has lost track (it was frozen or cut off) and does not step alone. Each report says
+which micro-batches came back through us. Of our undecided micro-batches, those count and the others do not.
+If we have counted a micro-batch that came back along another path, a replica has counted it too, so our whole
+sum is left out.
 """
 
 import asyncio
@@ -36,9 +37,9 @@ NOTHING = GradientSum({}, 0, 0)
 def counted_elsewhere(
     counted: Collection[tuple[int, int]], finished: Mapping[int, Finished], data_node: Sequence[int]
 ) -> set[int]:
-    """Return the micro-batches among (agent, number) pairs that were counted here and came back another way.
+    """Return the micro-batches among (agent, number) pairs that we counted but that came back another way.
 
-    `finished`: reports by data node; of others nothing is known. `data_node`: by agent.
+    `finished`: reports by data node; micro-batches of other data nodes are skipped. `data_node`: by agent.
     """
     agents_back = {node: {number for number, _ in message.back} for node, message in finished.items()}
     return {
@@ -49,7 +50,7 @@ def counted_elsewhere(
 
 
 class StepBarrier:
-    """Ends the iterations of one assignment, one after the other."""
+    """Ends the iterations of one assignment, one by one."""
 
     def __init__(
         self, context: StageContext, gradient_exchange: GradientExchange, alignment: Alignment
@@ -62,11 +63,11 @@ class StepBarrier:
         self._begun = asyncio.Event()
 
     def begin(self) -> None:
-        """Start the deadline of the running iteration: its first message has arrived."""
+        """Start the deadline of the running iteration, when its first message has arrived."""
         self._begun.set()
 
     def hear(self, message: Finished) -> None:
-        """Record that a data node has done its part."""
+        """Record that a data node has finished its part."""
         self._finished.setdefault(message.iteration, {})[message.node] = message
         if message.iteration == self._context.iteration:
             self._begun.set()
@@ -80,8 +81,8 @@ class StepBarrier:
 
     @property
     def limit_s(self) -> float:
-        """Seconds after the first message of an iteration, or after the last word of a data node that is
-        still busy, in which all data nodes must finish."""
+        """Seconds within which all data nodes must finish, counted from the first message of the iteration or
+        the last sign of work from a data node that is still busy."""
         return min(2 * self._context.budget_s + self._context.settings.close_timeout_s, MAX_DEADLINE_S)
 
     async def ended(self) -> bool:
@@ -101,7 +102,7 @@ class StepBarrier:
         return bool(self._heard)
 
     async def close(self) -> IterationEnd:
-        """Settle, average, step, and compare the weights. Raises the context's iteration by one."""
+        """Settle, average, step, and compare the weights. Increments the context's iteration."""
         context, iteration = self._context, self._context.iteration
         own = await context.queue.call(self._settle, dict(self._heard))
         combined = await self._combined(own)
@@ -117,10 +118,10 @@ class StepBarrier:
         return replace(aligned, grad_norm=None if aligned.undone else grad_norm)
 
     async def _watch(self, limit: asyncio.Timeout) -> None:
-        """Ask each data node that has not finished if it is still at work, and extend the deadline if it is.
+        """Ask each unfinished data node if it is still at work, and extend the deadline if it is.
 
-        No other message may be exchanged for long: one data node may make rollouts while another has begun.
-        The deadline is extended by at most MAX_DEADLINE_S.
+        There may be no other message for a long time: one data node may still make rollouts while another has
+        begun. The deadline is extended by at most MAX_DEADLINE_S.
         """
         context = self._context
         latest_s = asyncio.get_running_loop().time() + MAX_DEADLINE_S
@@ -163,7 +164,7 @@ class StepBarrier:
             for number, attempt in message.back:
                 agent = number // waves
                 if agent >= len(plan.paths) or plan.paths[agent][0] != message.node:
-                    continue  # Another's: only its own data node says what came back.
+                    continue  # Only an agent's own data node may say what came back.
                 worker.commit(MicroBatchAttempt(agent, worker.iteration, number % waves, attempt))
         counted = [(agent, agent * waves + wave) for agent, _, wave in worker.counted]
         astray = counted_elsewhere(counted, finished, [path[0] for path in plan.paths])
@@ -194,7 +195,7 @@ class StepBarrier:
             context.worker.model.trainable(), max_tokens=most * context.worker.max_tokens, max_visits=most
         )
         try:
-            # It bounds itself; ended from here, the survivors would step on different sums.
+            # The exchange has its own time limit. Ended from here, the survivors' sums would differ.
             return await self._gradient_exchange.combine(
                 own,
                 StageIteration(assignment.digest, assignment.stage, context.iteration),
@@ -202,6 +203,6 @@ class StepBarrier:
                 expected,
             )
         except NetworkError as error:
-            # Where the others did without us, the next comparison of weights brings us back to theirs.
+            # If the others went on without us, the next comparison of weights brings us back to theirs.
             logger.warning("taking the step with our own gradients only: %s", error)
             return Combined(own, (us,), {})

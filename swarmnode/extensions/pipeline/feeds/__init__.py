@@ -1,1 +1,1 @@
-"""Micro-batches that a data node trains on, of rollouts or of text, and their loss at the end of a path."""
+"""Micro-batches of rollouts or text that a data node trains on, and their loss at the end of a path."""

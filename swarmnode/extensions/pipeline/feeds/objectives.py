@@ -1,11 +1,11 @@
-"""Losses at the end of a path through the stages: cross-entropy of text, or the trainer's own of rollouts.
+"""Losses at the end of a path through the stages: cross-entropy for text, the trainer's own for rollouts.
 
 rollout_feed.py, text_feed.py -> LossInputs, [Objective] -> iteration_driver.py -> StageWorker.loss
                                                 |
                                       training/objective.py
 
-The path is part of the policy: hidden states that took another one are those of another policy. So the
-log-probabilities of a micro-batch are taken along the path of its loss, which `LossInputs` carries.
+The path is part of the policy: hidden states from another path are those of another policy. So the
+log-probabilities of a micro-batch are computed along the path of its loss, which `LossInputs` carries.
 """
 
 from collections.abc import Callable
@@ -26,17 +26,17 @@ from swarmnode.training.packing import MicroBatch
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """A micro-batch with the inputs of its loss, all of it along one path."""
+    """A micro-batch with the inputs of its loss, all along one path."""
 
     batch: MicroBatch
     path: StagePath
     weight: int | None = None
-    """Divisor that turns a sum over the micro-batch, together with the others of the step, into a mean: its
+    """The micro-batch's share of the divisor that turns the sum over a step into a mean: its number of
     answers for a loss over answers. None: its tokens."""
 
     @property
     def tokens(self) -> int:
-        """The weight of the micro-batch: its tokens, or answers, that are learned from."""
+        """The weight of the micro-batch: the tokens, or answers, that are learned from."""
         return len(self.batch.targets_N) if self.weight is None else self.weight
 
 
@@ -52,8 +52,8 @@ def batch_logprobs(
     *,
     top_p: float = 1.0,
 ) -> TokenLogprobs:
-    """Return log-probabilities of the N completion tokens from hidden states at a path's end. On the data
-    stage."""
+    """Return the log-probabilities of the N completion tokens, from hidden states at the end of a path. Only
+    on the data stage."""
     predictors_ND = hidden_BTD.flatten(0, 1)[batch.predictors_N]
     return head_logprobs(
         stage.head, stage.final_norm(predictors_ND), batch.targets_N, temperature, top_p=top_p
@@ -61,8 +61,8 @@ def batch_logprobs(
 
 
 def cross_entropy(step_tokens: int) -> Objective:
-    """Return the loss: minus the mean log-probability over the completion tokens of a step of `step_tokens`,
-    in nats."""
+    """Return the loss: minus the mean log-probability of the completion tokens of a step of `step_tokens`
+    tokens, in nats."""
 
     def loss(stage: StageModel, hidden_BTD: Tensor, inputs: LossInputs) -> LossOutput:
         found = batch_logprobs(stage, hidden_BTD, inputs.batch)
@@ -73,7 +73,7 @@ def cross_entropy(step_tokens: int) -> Objective:
 
 
 Measure = Callable[[LossInputs, LossOutput, MeasuredTokens], None]
-"""Called with the measurements of a micro-batch, each time its loss is computed."""
+"""Called with the measurements of a micro-batch each time its loss is computed."""
 
 
 def policy_gradient(
@@ -85,16 +85,16 @@ def policy_gradient(
     version: int,
     measure: Measure | None = None,
 ) -> Objective:
-    """Return the trainer's own objective (training/objective.py) of one policy, at the end of a path.
+    """Return the trainer's own objective (training/objective.py) for one policy, at the end of a path.
 
-    `step`: size of the whole optimizer step. `version`: newest version of the policy, from which the age of a
-    token counts.
+    `step`: size of the whole optimizer step. `version`: the newest policy version, from which the age of
+    tokens is counted.
     """
 
     def loss(stage: StageModel, hidden_BTD: Tensor, inputs: LossInputs) -> LossOutput:
         batch = inputs.batch
         found = batch_logprobs(stage, hidden_BTD, batch, temperature, top_p=top_p)
-        # A pipeline takes one step a round, so the policy has not moved; it has no reference.
+        # A pipeline takes one step per round, so the policy has not moved; and it has no reference.
         scored = ScoredTokens(found, found.logprobs_N.detach(), None)
         (share,) = shares_of(batch)  # A pipeline has one policy.
         output, measured = objective(batch, share, scored, step, config, version=version)

@@ -1,13 +1,13 @@
-"""Micro-batches of rollouts for one iteration of a data node: groups, each along a path of its own.
+"""Micro-batches of rollouts for one iteration of a data node: each group is trained along its own path.
 
 rollout groups -> samples (training/round.py) -> [RolloutFeed] -> iteration_driver.py -> TrainReport
 
-The path is part of the policy, so a group is trained along the stages that sampled it: the ratio to what
-sampled it then starts at 1. Where a plan no longer has that path, the group takes the most similar one, and
-the weights of objective.py account for the difference, as for a token of an older version.
+The path is part of the policy, so a group is trained along the stages that sampled it, where the ratio to the
+sampling policy starts at 1. If a plan no longer has that path, the group takes the most similar one, and the
+weights of objective.py correct for the difference, as for tokens of an older version.
 
-A feed is one optimizer step: the policy does not move between the first micro-batch and the last, so "prox"
-is the policy itself and needs no forward pass of its own.
+A feed is one optimizer step: the policy does not change between the first micro-batch and the last, so "prox"
+is the policy itself and needs no separate forward pass.
 """
 
 import logging
@@ -34,14 +34,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PathSamples:
-    """The samples of one group and the stages that sampled it; an empty path for a stranger's group."""
+    """The samples of one group and the stages that sampled it. The path is empty for a stranger's group."""
 
     path: StagePath
     samples: Sequence[TrainingSample]
 
 
 class RolloutFeed:
-    """A `Feed` of rollouts: micro-batches of groups by path, and the loss that they are trained with.
+    """A `Feed` of rollouts: micro-batches of groups by path, and the loss for their training.
 
     >>> feed = RolloutFeed(groups, plan_paths, waves, config, version=3, ...) # doctest: +SKIP
     >>> report = await member.train(feed)                                     # doctest: +SKIP
@@ -63,9 +63,9 @@ class RolloutFeed:
         choose_path: ChoosePath,
         measured: MeasuredRound | None = None,
     ) -> None:
-        """`paths`: of each own agent under the plan, which makes `waves` micro-batches. `choose_path`:
-        chooses the path of a prompt that no member here has sampled for. `version`: of the policy. `seed`:
-        for the choice of groups that are left out if not all fit."""
+        """`paths`: the planned path of each own agent, which makes `waves` micro-batches. `choose_path`:
+        returns the path for a prompt that no member here has sampled. `version`: of the policy. `seed`: for
+        the random choice of groups to leave out if not all fit."""
         self._config, rollout = config.training, config.rollout
         self.objective = policy_gradient(
             StepSize(sequences=1, tokens=1, max_tokens=rollout.max_tokens),
@@ -81,7 +81,7 @@ class RolloutFeed:
         self._sums: dict[int, StepSums] = {}
         """Sums of each micro-batch, by its id()."""
         self._taken: list[MicroBatch] = []
-        """Micro-batches that were taken, kept so that no id() occurs twice."""
+        """Micro-batches that were taken, kept here so that no id() occurs twice."""
         self.tokens = 0
         self._paths = paths
         by_path: defaultdict[StagePath, list[PathSamples]] = defaultdict(list)
@@ -91,7 +91,7 @@ class RolloutFeed:
             by_path[path].append(group)
         self._waiting: dict[StagePath, deque[MicroBatch]] = {}
         self.left_out = 0
-        """Groups that the plan has no room for in one iteration."""
+        """Number of groups that the plan has no room for in one iteration."""
 
         def pack(some: Sequence[PathSamples]) -> list[MicroBatch]:
             samples = [sample for group in some for sample in group.samples]
@@ -112,9 +112,9 @@ class RolloutFeed:
             )
 
     def take(self, agent: int, wave: int, path: StagePath) -> LossInputs | None:
-        """Return the next micro-batch for an agent; None if there is none.
+        """Return the next micro-batch for an agent, or None if there are no more.
 
-        If a member was lost, the agent comes with another path than the plan's, and gets the micro-batch for
+        If a member was lost, the agent's path differs from the planned one. It still gets the micro-batch for
         the planned path.
         """
         waiting = self._waiting.get(self._paths[agent])
@@ -125,14 +125,14 @@ class RolloutFeed:
         return LossInputs(batch, path, weight=weight_of(batch, self._config))
 
     def _measure(self, inputs: LossInputs, output: LossOutput, measured: MeasuredTokens) -> None:
-        """Record the sums of a micro-batch, once however often it is tried."""
+        """Record the sums of a micro-batch, once even if it is tried several times."""
         sums = StepSums()
         sums.add(output, len(inputs.batch.targets_N), measured)
         self._sums[id(inputs.batch)] = sums
 
     def report(self, *, weight: int, grad_norm: float | None) -> TrainReport:
-        """Return the report of the step. `weight`: of all micro-batches in it. `grad_norm`: of this stage,
-        None if no step was taken."""
+        """Return the report of the step. `weight`: of all micro-batches in the step. `grad_norm`: of this
+        stage, or None if no step was taken."""
         total = StepSums()
         for sums in self._sums.values():
             total.loss = total.loss + sums.loss / max(weight, 1)
@@ -148,7 +148,7 @@ class RolloutFeed:
 
 
 def weight_of(batch: MicroBatch, config: TrainingConfig) -> int:
-    """Return the weight of a micro-batch in the loss's mean: its answers, or their tokens."""
+    """Return the weight of a micro-batch in the loss's mean: the number of its answers or of their tokens."""
     answers, tokens = len(batch.completion_lengths), len(batch.targets_N)
     return loss_of(config.loss).counted(answers=answers, tokens=tokens)
 
@@ -159,10 +159,10 @@ def groups_that_fit(
     pack: Callable[[Sequence[PathSamples]], list[MicroBatch]],
     chance: random.Random,
 ) -> tuple[Sequence[PathSamples], list[MicroBatch]]:
-    """Return as many groups as fit into `room` micro-batches, and their micro-batches.
+    """Return as many groups as fit into `room` micro-batches, and those micro-batches.
 
-    Whole groups are left out at random: leaving out the short answers, or parts of a group, would teach
-    something else.
+    Whole groups are left out at random: leaving out short answers, or parts of a group, would bias what is
+    learned.
     """
     batches = pack(groups)
     if len(batches) <= room:
@@ -174,7 +174,7 @@ def groups_that_fit(
 
 
 def nearest_path(wanted: StagePath, paths: Sequence[StagePath]) -> StagePath:
-    """Return the path with most of the wanted stages, then with fewest others, then the smallest.
+    """Return the path with most wanted stages; of several, the one with fewest others, then the smallest.
 
     >>> nearest_path((0, 1, 3), [(0, 2, 3), (0, 1, 2), (0, 1)])
     (0, 1)

@@ -1,11 +1,11 @@
-"""Micro-batches of text for a data node: warm-up, and fine-tuning on plain files.
+"""Micro-batches of text for a data node, for warm-up and for fine-tuning on plain files.
 
 folder or strings -> tokenizer -> [TextSource: equal sequences] -> [TextFeed] -> iteration_driver.py
 
-All documents, each with an end token behind it, make one row of tokens, which is cut into sequences of equal
-length. Which of them a micro-batch holds is decided by its name alone: seed, data node, iteration, agent and
-wave. So a micro-batch that is started again has the same tokens, no two data nodes need to agree on who reads
-what, and a pipeline that was planned anew goes on without a place in the text to be kept.
+All documents, each followed by an end token, form one row of tokens, which is cut into sequences of equal
+length. The name of a micro-batch alone determines its sequences: seed, data node, iteration, agent and wave.
+So a micro-batch that is started again has the same tokens, data nodes need not agree on their shares of the
+text, and a pipeline can continue under a new plan without recording a position in the text.
 """
 
 import hashlib
@@ -24,8 +24,8 @@ from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.training.packing import MicroBatch, TrainingSample, micro_batches
 
 MAX_TEXT_BYTES = 512 * 1024 * 1024
-"""Bound of the text of a folder. A token takes four bytes, and all of them stay in memory: more text needs a
-data set that is read piece by piece."""
+"""Limit on the text of a folder. Each token takes four bytes, and all of them stay in memory: more text needs
+a data set that is read piece by piece."""
 
 Encode = Callable[[str], Sequence[int]]
 """Encodes a document as token ids, without special tokens."""
@@ -36,9 +36,9 @@ class TextSettings:
     """Sizes of sequences and micro-batches of text."""
 
     sequence_tokens: int = 1024
-    """Tokens of a sequence; all but the first are predicted."""
+    """Tokens per sequence; all but the first are predicted."""
     batch_sequences: int = 8
-    """Sequences of a micro-batch."""
+    """Sequences per micro-batch."""
     seed: int = 0
 
 
@@ -63,7 +63,7 @@ class TextSource:
         packed: bool = False,
         named: str = "the text",
     ) -> None:
-        """`packed`: the model takes packed rows (StageModel.packs). `named`: name of the text in errors.
+        """`packed`: the model accepts packed rows (StageModel.packs). `named`: name of the text in errors.
         Raises ConfigError if the text is empty or too short."""
         self.settings = settings
         self._device = device or torch.device("cpu")
@@ -86,16 +86,16 @@ class TextSource:
     def read(
         cls, folder: Path, tokenizer: Any, settings: TextSettings, *, device: torch.device, packed: bool
     ) -> "TextSource":
-        """Read all files of a folder and its subfolders, or one file, through a model's own tokenizer.
+        """Read all files of a folder and its subfolders, or one file, with a model's own tokenizer.
 
-        Hidden files are left out; all others must be text in UTF-8. Raises ConfigError if there are none, if
-        one cannot be read, or if they are too large or too short together.
+        Hidden files are skipped; all others must be UTF-8 text. Raises ConfigError if there are none, if one
+        cannot be read, or if the total is too large or too short.
         """
         if tokenizer.eos_token_id is None:
             raise ConfigError("this model's tokenizer has no end token", hint="choose another --model")
 
         def encode(text: str) -> Sequence[int]:
-            # Verbose, it warns of documents longer than the model's context; our sequences are not.
+            # With verbose=True, it warns about documents longer than the model's context.
             return tokenizer.encode(text, add_special_tokens=False, verbose=False)
 
         end, documents = int(tokenizer.eos_token_id), _documents(folder)
@@ -107,8 +107,8 @@ class TextSource:
         return len(self._learned)
 
     def batch(self, data_node: str, *, iteration: int, agent: int, wave: int) -> MicroBatch:
-        """Return the micro-batch with this name, no sequence twice. Sequences occur again in other
-        micro-batches by chance, as if drawn with replacement."""
+        """Return the micro-batch with this name, with no sequence twice. Other micro-batches may contain the
+        same sequences by chance, as if drawn with replacement."""
         name = f"{self.settings.seed}/{data_node}/{iteration}/{agent}/{wave}"
         chance = Random(hashlib.sha256(name.encode()).digest())
         return self._batch(chance.sample(self._learned, self.settings.batch_sequences))
@@ -120,14 +120,14 @@ class TextSource:
     def _batch(self, numbers: Sequence[int]) -> MicroBatch:
         samples = [_sample(self._sequence(number)) for number in numbers]
         room = len(samples) * self.settings.sequence_tokens
-        # Equal lengths fill the room exactly, so they are one micro-batch, packed or not.
+        # Sequences of equal length fill the room exactly, so they form one micro-batch, packed or not.
         (batch,) = micro_batches(samples, room, self._device, packed=self._packed)
         return batch
 
 
 @dataclass(frozen=True, slots=True)
 class TextFeed:
-    """The text that one data node learns from in one iteration: a `Feed` of member_records.py.
+    """The text that one data node learns from in one iteration: a `Feed` (see member_records.py).
 
     >>> source = TextSource(["ab" * 40], lambda text: list(text.encode()), 0, TextSettings(9, 2))
     >>> TextFeed(source, "this node", iteration=3).take(agent=0, wave=1, path=(0, 2)).tokens
@@ -136,19 +136,19 @@ class TextFeed:
 
     source: TextSource
     data_node: str
-    """Peer id of the data node: data nodes with the same text learn from different parts of it."""
+    """Peer id of the data node. Data nodes with the same text learn from different parts of it."""
     iteration: int
     objective: Objective = field(default_factory=lambda: cross_entropy(1))
-    """The loss, undivided: a stage divides its sum by the tokens that have really passed it."""
+    """The loss, undivided: a stage divides its sum by the tokens that passed it."""
 
     def take(self, agent: int, wave: int, path: StagePath) -> LossInputs | None:
-        """Return a micro-batch for this path, the same one whenever it is asked for. Text never runs out."""
+        """Return a micro-batch for this path, the same one on every call. Text never runs out."""
         batch = self.source.batch(self.data_node, iteration=self.iteration, agent=agent, wave=wave)
         return LossInputs(batch, path)
 
 
 def _sample(tokens: Sequence[int]) -> TrainingSample:
-    """Return a sequence as a sample whose first token is the prompt: nothing before it could predict it."""
+    """Return a sequence as a sample whose prompt is its first token, which nothing could predict."""
     return TrainingSample(
         prompt_ids=(tokens[0],),
         completion_ids=tuple(tokens[1:]),
@@ -159,8 +159,8 @@ def _sample(tokens: Sequence[int]) -> TrainingSample:
 
 
 def _documents(folder: Path) -> Iterator[str]:
-    """Yield the texts of the files in the order of their names, so that it is the same wherever the folder
-    lies."""
+    """Yield the texts of the files in order of their names, so that the result does not depend on the
+    folder's location."""
     left = MAX_TEXT_BYTES
     for file in [folder] if folder.is_file() else _files(folder):
         data = _read(file, left + 1)

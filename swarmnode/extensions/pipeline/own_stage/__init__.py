@@ -1,1 +1,1 @@
-"""The stage that this member holds: taken under a plan, brought up to date, handed on to others."""
+"""The stage that this member holds: assigned by a plan, brought up to date, and passed on to others."""

@@ -1,11 +1,11 @@
-"""Collects the learned state from the members that hold it: of one stage, or of all stages together.
+"""Collects learned state from the members that hold it: that of one stage, or of all stages together.
 
 members' states (state_service.py) -> [stage_state] -> own_stage.py: a stage goes on where the pipeline is
                             -> [majority_state] -> PipelineMember: a replica that came to other weights
                             -> [whole_state] -> data_node.py -> PipelineLearner: a checkpoint of the whole
 
-Members offer a state right after the step that made it, and answer a member from when they have heard of the
-plan that it is in. So the newest is asked for several times before less will do.
+Members offer a state right after the step that produced it, but answer a member only after they have heard of
+the plan that includes it. So the newest state is asked for several times before an older one is accepted.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from swarmnode.extensions.pipeline.states.state_service import StateService
 logger = logging.getLogger(__name__)
 
 NEWEST_TRIES = 5
-"""Tries for the newest state, before an older one will do."""
+"""Tries for the newest state before an older one is accepted."""
 STAGE_TRIES = 20
-"""Tries for any state at all, before a stage begins anew and what was learned in it is lost."""
+"""Tries for any state at all before a stage starts from scratch and its learning is lost."""
 PAUSE_S = 0.5
 """Pause between two tries."""
 
 STATE_COPIES = 4
-"""A state holds the weights and two moments of Adam; layers differ."""
+"""A state holds the weights and Adam's two moments. The fourth is for layers of different sizes."""
 STATE_SPARE_BYTES = 2**20
 
 
@@ -43,9 +43,10 @@ async def whole_state(
     iteration: int,
     wanted: Mapping[str, Tensor],
 ) -> Assembled:
-    """Return the learned state of all stages of a model with this number of layers, by PEFT's names: of this
-    iteration if all members have offered it, else of the newest one that they have. `part` and `wanted`: our
-    own layers and their parameters, by which the states of others are bounded. Raises PipelineError."""
+    """Return the learned state of all stages of a model with this number of layers, under PEFT's names: of
+    this iteration if all members have offered it, or else of the newest one that they all have. `part` and
+    `wanted`: our own layers and their parameters, which determine the size limit of others' states. Raises
+    PipelineError."""
     everything = StagePart(0, layers, has_ends=True)
     most_bytes = _most_bytes(part, layers, wanted)
 
@@ -71,11 +72,11 @@ async def stage_state(
     wanted: Mapping[str, Tensor],
     with_ends: bool,
 ) -> Assembled:
-    """Return the learned state of these layers: of this iteration, else the newest of each layer.
+    """Return the learned state of these layers: of this iteration, or else the newest of each layer.
 
-    A layer that no member holds stays as it is in `wanted`, and the log says that it is lost. `layers`: of
-    the whole model. `wanted`: the parameters that it is for. `with_ends`: embedding and head are trained too.
-    Raises CheckpointError if no member holds any of the layers.
+    A layer that no member holds stays as it is in `wanted`, and the log reports it as lost. `layers`: of the
+    whole model. `wanted`: the parameters that the state is for. `with_ends`: embedding and head are trained
+    too. Raises CheckpointError if no member holds any of the layers.
     """
     bound = None if with_ends else _most_bytes(part, layers, wanted)
 
@@ -136,7 +137,7 @@ async def majority_state(
 
 
 async def _found(look: Callable[[bool], Awaitable[Assembled]], *, tries: int, newest: int) -> Assembled:
-    """Call `look` until it succeeds, the first `newest` times for the newest state, then for any. Raises its
+    """Call `look` until it succeeds: the first `newest` times for the newest state, then for any. Raises its
     last CheckpointError."""
     for attempt in range(tries):
         try:
@@ -149,7 +150,7 @@ async def _found(look: Callable[[bool], Awaitable[Assembled]], *, tries: int, ne
 
 
 def _most_bytes(part: StagePart, layers: int, wanted: Mapping[str, Tensor]) -> int:
-    """Return a bound of the state of one stage, however the layers are divided. (With trained ends there is
-    none: not every stage has them.)"""
+    """Return a size limit for the state of one stage, however the layers are divided. (With trained ends
+    there is no limit, because not every stage has them.)"""
     own = sum(tensor.nbytes for tensor in wanted.values())
     return STATE_COPIES * own * layers // max(part.end_layer - part.first_layer, 1) + STATE_SPARE_BYTES

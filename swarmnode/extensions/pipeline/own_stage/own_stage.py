@@ -1,10 +1,10 @@
-"""The stage that the plan assigns to this member: its layers in memory, with what has been learned.
+"""The stage that the plan assigns to this member: its layers in memory, with what they have learned.
 
 membership.py (AgreedPlan) -> [OwnStage.take] -> PipelineMember.assign, DecodeNode
 every step -> [OwnStage] -> own state for others, a copy at a neighbour, checkpoints
 
-Weights come from the model's folder; what was learnt comes from whoever holds the layers now, from the copy
-at a neighbour of a member that is gone, or from this member's own checkpoints of an earlier run.
+Weights come from the model's folder. Learned state comes from the members that hold the layers now, from the
+copy that a neighbour keeps of a lost member's state, or from this member's own checkpoints of an earlier run.
 """
 
 import asyncio
@@ -46,8 +46,8 @@ logger = logging.getLogger(__name__)
 
 COPY_TRIES = 4
 COPY_PAUSE_S = 0.5
-"""Pause between tries: a neighbour takes its stage under a new plan a moment after us, and keeps no copy of
-ours before."""
+"""Pause between tries: a neighbour may adopt a new plan slightly later than we do, and keeps no copy of ours
+before that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,12 @@ class OwnStageSettings:
     stage: StageSettings
     learning_rate: float
     max_tokens: int
-    """Bound of the tokens of one micro-batch, pads included."""
+    """Most tokens in one micro-batch, including padding."""
     activations: Activations
     free_bytes: int
-    """Bytes for stages: the next one is loaded beside the present one if both fit."""
+    """Bytes for stages. The next stage is loaded beside the current one if both fit."""
     cache_bytes: int
-    """Bytes for keys and values of generation."""
+    """Bytes for keys and values during generation."""
     checkpoint_every: int
     """Optimizer steps between checkpoints of the stage."""
 
@@ -75,18 +75,18 @@ class _Held:
     model: StageModel
     optimizer: torch.optim.Optimizer
     iteration: int | None = None
-    """Optimizer steps in the weights; None if they come straight from the model's folder."""
+    """Optimizer steps in the weights, or None if they come straight from the model's folder."""
     is_known: bool = True
-    """True if the weights are those that the pipeline had learned by then. If False, it may have learned
+    """True if the weights are what the pipeline had learned by then. If False, the pipeline may have learned
     more."""
     newest: HeldState | None = None
-    """The state that was last offered to others."""
+    """The state that was offered to other members last."""
     size_bytes: int = 0
-    """Memory that it takes, by the plan under which it was taken."""
+    """Memory that the stage takes, according to the plan under which it was assigned."""
 
 
 class OwnStage:
-    """Takes the assignments of this member, one at a time, and holds the stage that is assigned.
+    """Takes this member's assignments, one at a time, and holds the assigned stage.
 
     async with OwnStage(streams, key, whole, settings, checkpoints, living=membership.members) as own_stage:
         await own_stage.take(agreed)
@@ -137,13 +137,13 @@ class OwnStage:
         """Set while we have a stage under that plan."""
         self.plans = 0
         self._is_news = asyncio.Event()
-        """Set when a step was taken, or another neighbour keeps our copy and has none yet."""
+        """Set after a step, or when another neighbour is to keep our copy and has none yet."""
         self._saved_iteration = 0
         self._copied: tuple[int, HeldState | None] = (0, None)
-        """Number of our plan and state of the last copy."""
+        """The number of our plan and the state, when the last copy was made."""
 
     async def __aenter__(self) -> Self:
-        """Open the services in the order in which they need each other. Raises HostDown."""
+        """Start the services, each before those that need it. Raises HostDown."""
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._gradient_exchange)
             await stack.enter_async_context(self.states)
@@ -160,7 +160,7 @@ class OwnStage:
 
     @property
     def part(self) -> StagePart | None:
-        """The layers that are held here; None if there are none."""
+        """The layers that we hold, or None."""
         return self._held.part if self._held is not None and self.ready.is_set() else None
 
     @property
@@ -169,11 +169,11 @@ class OwnStage:
 
     @property
     def version(self) -> int:
-        """Optimizer steps in the weights at hand. To be read in the thread of the stage."""
+        """Optimizer steps in the current weights. To be read in the stage's thread."""
         return self._worker.version if self._worker is not None else 0
 
     async def prepare(self, agreed: AgreedPlan) -> None:
-        """Load the layers of the next plan while training goes on under the present one. Raises
+        """Load the layers of the next plan while training continues under the current one. Raises
         ModelError."""
         self._next = None
         part = part_of(agreed, self._peer_id)
@@ -188,16 +188,16 @@ class OwnStage:
         return 0 if stage is None else stage.held_bytes
 
     async def take(self, agreed: AgreedPlan) -> None:
-        """Take our assignment of a plan. Raises ModelError, CheckpointError."""
+        """Take our assignment in a plan. Raises ModelError, CheckpointError."""
         if self.member.lost_track and self._held is not None:
-            # It may have other weights than its replicas, also where this attempt fails.
+            # The stage's weights may differ from its replicas', even if this attempt fails.
             self._held.iteration, self._held.is_known = None, False
-        # A step that still closes would change the weights that we look at, and its stage stay in memory.
+        # A step that is still closing would change the weights that we read, and keep its stage in memory.
         self.member.unassign()
         self.ready.clear()
-        # Rollouts that are under way do not wait for what goes by the former plan.
+        # Rollouts under way do not wait for steps of the former plan.
         self.decode.hold(None)
-        # Another step may have been taken since the last one that was told.
+        # Another step may have been taken since the last one that was reported.
         version = await self.member.in_stage_thread(lambda: self.version)
         part, node = part_of(agreed, self._peer_id), agreed.node_of(self._peer_id)
         assignment = None
@@ -238,7 +238,7 @@ class OwnStage:
             offer=partial(self._offer, held),
         )
         data_nodes = agreed.partition.stages[0].peers
-        # No path of another data node leads through ours.
+        # No path of another data node includes ours.
         owners = (self._peer_id,) if self._peer_id in data_nodes else data_nodes
         caches = StageCaches(held.model, max_bytes=self._settings.cache_bytes, owners=owners)
         self.decode.hold(caches)
@@ -262,14 +262,14 @@ class OwnStage:
         self._is_news.set()
 
     async def hand_on_forever(self) -> None:
-        """Hand on the state after each step, until cancelled: a slow neighbour delays nothing."""
+        """Pass on the state after each step until cancelled. A slow neighbour delays nothing else."""
         while True:
             await self._is_news.wait()
             self._is_news.clear()
             await self.hand_on()
 
     async def hand_on(self) -> None:
-        """Have the state after a step copied by a neighbour and, when due, write it to disk."""
+        """Have a neighbour copy the state after a step and, when due, write it to disk."""
         held, worker = self._held, self._worker
         if held is None or worker is None or held.iteration is None:
             return
@@ -277,21 +277,21 @@ class OwnStage:
         state = await self._newest(held, worker) if due else held.newest
         if state is not None and due:
             await self.save(state)
-        # What is newer was offered in the middle of a step, which its replicas have yet to agree on.
+        # A newer state was offered in the middle of a step, on which the replicas have yet to agree.
         if state is not None and state.holding.iteration <= held.iteration and self._is_to_be_copied(state):
             self._copied = self.plans, state
             await self._copy_soon(held, state)
 
     def _is_to_be_copied(self, state: HeldState) -> bool:
-        """Return True for every small state; for large ones, for the first under a plan and then for one in
-        RARE_STEPS."""
+        """Return True for every small state; for large ones, for the first state under a plan and then for
+        one in RARE_STEPS."""
         plan, copied = self._copied
         is_small = state.holding.size_bytes <= SMALL_STATE_BYTES
         is_rare = state.holding.iteration % RARE_STEPS == 0
         return plan != self.plans or (state is not copied and (is_small or is_rare))
 
     async def save(self, state: HeldState) -> None:
-        """Write the state to disk. A failure is logged, and the pipeline goes on."""
+        """Write the state to disk. A failure is logged, and the pipeline continues."""
         self._saved_iteration = state.holding.iteration
         try:
             await asyncio.to_thread(self._checkpoints.write, state)
@@ -299,7 +299,7 @@ class OwnStage:
             logger.error("%s; the pipeline continues", error)
 
     async def leave(self, *, hand_over: bool) -> None:
-        """Write the state to disk. With `hand_over` have it copied by the neighbour first, since we may be
+        """Write the state to disk. With `hand_over`, have the neighbour copy it first, since we may be
         stopped between a step and its copy."""
         if self._held is None or self._worker is None or self._held.iteration is None:
             return
@@ -309,8 +309,8 @@ class OwnStage:
         await self.save(state)
 
     async def whole_state(self, iteration: int) -> Assembled:
-        """Return the adapters of all stages, of this iteration if all members have offered it, else of the
-        newest one that they have. Raises PipelineError."""
+        """Return the adapters of all stages: of this iteration if all members have offered it, or else of the
+        newest one that they all have. Raises PipelineError."""
         held, agreed = self._held, self.agreed
         if self._settings.stage.trainable == "full" or agreed is None:
             return Assembled({}, iteration)
@@ -329,7 +329,7 @@ class OwnStage:
         for held in (self._held, self._next):
             if held is not None and held.part == part:
                 return held
-        # The former stage goes first: there may be no memory for both.
+        # Release the former stage first: there may not be enough memory for both.
         self._held = self._next = self._worker = None
         return await asyncio.to_thread(self._load, part)
 
@@ -340,12 +340,12 @@ class OwnStage:
         return _Held(part, model, adam(parameters, self._settings.learning_rate))
 
     async def _bring_up_to_date(self, held: _Held, worker: StageWorker, agreed: AgreedPlan) -> None:
-        """Load the state that the pipeline has learned of these layers by `agreed.iteration`."""
+        """Load what the pipeline has learned in these layers by `agreed.iteration`."""
         if held.iteration == agreed.iteration or not worker.model.trainable():
             held.iteration = agreed.iteration
             return
         try:
-            # A member that is left out of this plan may be the only one that has these layers.
+            # A member that this plan leaves out may be the only one with these layers.
             found = await stage_state(
                 self.states,
                 agreed.members.union(self._living()),
@@ -381,7 +381,7 @@ class OwnStage:
         return await majority_state(self.states, peers, self.part, iteration=steps, with_ends=with_ends)
 
     async def _newest(self, held: _Held, worker: StageWorker) -> HeldState:
-        """Return the state that is held here now. It is packed only if the last step has not done so."""
+        """Return our current state. It is packed only if the last step has not already packed it."""
         version = await self.member.in_stage_thread(lambda: worker.version)
         newest = held.newest
         if newest is not None and newest.holding.iteration == version:
@@ -392,20 +392,20 @@ class OwnStage:
         return self._offer(held, await self.member.in_stage_thread(lambda: worker.state(held.optimizer)))
 
     def _offer(self, held: _Held, state: HeldState) -> HeldState:
-        """Offer a state, which other members may fetch from now on."""
+        """Offer a state, so that other members can fetch it."""
         held.newest = state
         if held.model.trainable():
             self.states.publish(state)
         return state
 
     async def _copy_soon(self, held: _Held, state: HeldState) -> None:
-        """Have the neighbour keep a copy. Tried again until it does, or until there is a newer state."""
+        """Ask the neighbour to keep a copy, until it does or there is a newer state."""
         for _ in range(COPY_TRIES):
             if await self._copy(state) or held.newest is not state:
                 return
             await asyncio.sleep(COPY_PAUSE_S)
 
     async def _copy(self, state: HeldState) -> bool:
-        """Have the neighbour that the plan gives us keep a copy. Returns False if it does not."""
+        """Ask the neighbour that the plan assigns to us to keep a copy. Returns False if it does not."""
         keeper = holders_of(self.agreed).keepers.get(self._peer_id) if self.agreed is not None else None
         return keeper is None or await self.states.push_copy(keeper, state)

@@ -1,4 +1,4 @@
-"""Translates a plan into the records that the holder of a stage works with.
+"""Translates a plan into the records that the holder of a stage needs.
 
 planning.py (AgreedPlan) -> [plan_views] -> own_stage.py -> stage_model.py, state_service.py
 """
@@ -10,7 +10,7 @@ from swarmnode.extensions.pipeline.states.holdings import LayerHolders
 
 
 def part_of(agreed: AgreedPlan, peer_id: str) -> StagePart | None:
-    """Return the layers of a member; None if it has none."""
+    """Return the layers of a member, or None if it has none."""
     part, stage = agreed.planned_stage_of(peer_id), agreed.stage_of(peer_id)
     return None if part is None else StagePart(part.first, part.end, has_ends=stage == 0)
 

@@ -1,1 +1,1 @@
-"""From what members announce to the plan that all of them agree on, and what is done where it breaks."""
+"""Turns the members' announcements into a plan that all agree on, and repairs paths when members are lost."""

@@ -1,4 +1,4 @@
-"""One member's part in a plan: which node it is, and who holds the same stage.
+"""One member's part in a plan: the number of its node, and the members that hold the same stage.
 
 planning.py (AgreedPlan) -> own_stage.py -> [Assignment] -> pipeline_member.py, replica_answers.py
 """
@@ -10,17 +10,17 @@ from swarmnode.extensions.pipeline.scheduling.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A member's position in a plan, from an iteration on."""
+    """A member's position in a plan, starting with one iteration."""
 
     plan: Plan
     digest: str
     """Digest of the plan (plan.digest)."""
     peers: tuple[str, ...]
-    """The peer id of each node of the plan's instance."""
+    """Peer ids of all nodes in the plan's instance, by node number."""
     own: int
     """The number of our node."""
     iteration: int
-    """The first iteration that runs under this plan: optimizer steps taken before it."""
+    """The first iteration under this plan: the number of optimizer steps taken before it."""
 
     @property
     def stage(self) -> int:
@@ -28,7 +28,7 @@ class Assignment:
 
     @property
     def replicas(self) -> tuple[str, ...]:
-        """Peer ids of the members of our stage, our own among them."""
+        """Peer ids of all members of our stage, including our own."""
         return tuple(self.peers[node] for node in self.plan.instance.stages[self.stage])
 
     @property

@@ -1,11 +1,11 @@
-"""The dynamic programme of partitioning: the layers of each stage and its members, in integers.
+"""The dynamic programme behind partitioning: finds the layers and members of each stage, in integers.
 
 partition.py (members and layers on a grid) -> [best_cut] -> LayerDivision
 
-With members sorted by memory, the members of stages 1..S-1 are consecutive runs. For a limit on the busiest
-stage a table over (stage, layers placed) keeps the fewest members used, which is never worse for what
-follows; the smallest limit is found by bisection. Members of stage 0 are chosen greedily, both from the
-largest downwards and best fit, so the result is exact for given members of stage 0 and runs of that order.
+With members sorted by memory, stages 1..S-1 are held by consecutive runs of members. Given a limit on the
+busiest stage, a table over (stage, layers placed) stores the fewest members used: using fewer is never worse
+for the stages that follow. Bisection finds the smallest limit. Members of stage 0 are chosen greedily in two
+ways, largest first and best fit, so the result is exact for given members of stage 0 and runs in that order.
 """
 
 from bisect import bisect_left
@@ -31,7 +31,7 @@ class GridMember:
 
 @dataclass(frozen=True, slots=True)
 class LayerSums:
-    """What a stage of so many layers takes."""
+    """The costs of stages, as functions of their number of layers."""
 
     layers: int
     layer_bytes: int
@@ -48,7 +48,7 @@ class LayerSums:
 
     @property
     def beginnings(self) -> range:
-        """Possible numbers of layers of stage 0. It holds the ends too, so it needs only one layer."""
+        """Possible numbers of layers in stage 0. One is enough, because stage 0 also holds the ends."""
         return range(1, min(self.most, self.layers - self.stages + 1) + 1)
 
     def first_bytes(self, count: int) -> int:
@@ -71,10 +71,10 @@ class LayerDivision:
 
 
 def best_cut(sums: LayerSums, peers: tuple[GridMember, ...]) -> LayerDivision | None:
-    """Return the even cut whose busiest stage is fastest, of equals the most even one; else any cut; else
-    None.
+    """Return the even cut whose busiest stage is fastest (the most even one among equals), or else any cut,
+    or else None.
 
-    An even cut has stages of half to one and a half times the mean number of layers, so that skips are alike.
+    In an even cut, each stage has half to one and a half times the mean number of layers, so skips are alike.
     """
     mean, more = sums.layers // sums.stages, -(-sums.layers // sums.stages)
     for band in (replace(sums, least=max(1, mean // 2), most=more + mean // 2), sums):
@@ -92,8 +92,8 @@ def best_cut(sums: LayerSums, peers: tuple[GridMember, ...]) -> LayerDivision | 
 
 
 def _fastest(sums: LayerSums, peers: tuple[GridMember, ...]) -> tuple[int, LayerDivision] | None:
-    """Return the smallest limit and a cut that keeps it, by bisection for each possible number of layers of
-    stage 0."""
+    """Return the smallest limit and a cut that keeps it, found by bisection for each number of layers that
+    stage 0 may have."""
     best: tuple[int, LayerDivision] | None = None
     for end in sums.beginnings:
         high = memory_only_limit(sums) if best is None else best[0] - 1
@@ -115,13 +115,13 @@ def _fastest(sums: LayerSums, peers: tuple[GridMember, ...]) -> tuple[int, Layer
 
 
 def memory_only_limit(sums: LayerSums) -> int:
-    """Return a limit that the slowest possible member keeps with all layers, so that only memory counts."""
+    """Return a limit that even the slowest member keeps with all layers, so that only memory matters."""
     return (sums.ends_work + sums.layers * sums.layer_work) * sums.stages * SPEED_GRID
 
 
 def feasible(sums: LayerSums, peers: tuple[GridMember, ...], end: int, limit: int) -> LayerDivision | None:
-    """Return a cut whose busiest stage takes at most `limit`, with layers[:end] in stage 0; None if there is
-    none."""
+    """Return a cut with layers[:end] in stage 0 whose busiest stage takes at most `limit`, or None if there
+    is none."""
     for group in _first_groups(sums, peers, end, limit):
         rest = tuple(peer for peer in peers if peer not in group)
         found = _others(sums, rest, end, limit)
@@ -133,8 +133,8 @@ def feasible(sums: LayerSums, peers: tuple[GridMember, ...], end: int, limit: in
 def _first_groups(
     sums: LayerSums, peers: tuple[GridMember, ...], end: int, limit: int
 ) -> Iterator[tuple[GridMember, ...]]:
-    """Yield groups of members for stage 0: the largest first, then those that just fit, which leave the large
-    ones free."""
+    """Yield groups of members for stage 0: first the largest members, then the smallest that fit, which leave
+    the large ones free."""
     need, load = sums.first_bytes(end), sums.first_load(end)
     able = [peer for peer in peers if peer.holds_data and peer.free_bytes >= need]
     for order in (able, able[::-1]):
@@ -145,7 +145,7 @@ def _first_groups(
 
 
 def _others(sums: LayerSums, peers: tuple[GridMember, ...], start: int, limit: int) -> LayerDivision | None:
-    """Divide layers[start:] into stages 1.. with the fewest of `peers` (largest memory first)."""
+    """Divide layers[start:] into stages 1.. with as few of `peers` (largest memory first) as possible."""
     speeds = [0, *accumulate(peer.speed for peer in peers)]
     used: list[dict[int, tuple[int, int]]] = [{start: (0, start)}]
     for stage in range(1, sums.stages):
@@ -188,5 +188,5 @@ def _trace(
 
 
 def _speed_for(load: int, limit: int) -> int:
-    """Return the lowest speed that brings a load below the limit."""
+    """Return the lowest speed at which a load keeps the limit."""
     return max(1, -(-load * SPEED_GRID // limit)) if limit > 0 else UNREACHABLE

@@ -3,9 +3,9 @@
 link_probes.py -> [MemberCosts, LinkCosts, CostAnnouncement] -> [corrected_costs] -> partition.py,
     planning_costs.py
 
-A claim is used for planning and for nothing else, and for no longer than it is fresh. A member that lies
-about its speed is corrected by what the others see: each announces how much longer the member took than it
-claimed, and all members take the median over the observers, so that they still plan from the same numbers.
+A claim is used only for planning, and only while it is fresh. If a member lies about its speed, the other
+members' observations correct it: each announces how much longer the member took than it claimed. All members
+take the median over the observers, so they still plan with the same numbers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,20 +22,20 @@ from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
 MAX_TIMINGS = 16
 MAX_LAYERS = 512
 MAX_LINKS = 512
-"""Bound of the links that a member announces: as many members as an instance may have."""
+"""Limit on the links that a member announces: the largest number of members in an instance."""
 LEAST_TOKEN_S = 1e-12
-"""Lower bound of an announced time. No device is faster, and quotients by it stay finite."""
+"""Lower bound of an announced time. No device is faster, and division by it stays finite."""
 MAX_TOKEN_S = 100.0
-"""A member that needs longer for one token of a few layers trains nothing."""
+"""Upper bound of an announced time. A member that needs longer per token for a few layers is no use."""
 MAX_BYTES = 2**50
 MAX_SLOTS = 1024
 MAX_LATENCY_S = 60.0
 MAX_BYTES_PER_S = 1e12
 MIN_BYTES_PER_S = 1.0
 MAX_SLOWDOWN = 1000.0
-"""Bound of an observed slowdown. A member that is slower than this by its own claim is broken, not slow."""
+"""Bound of an observed slowdown. A member more than this much slower than it claims is broken, not slow."""
 MAX_AGE_S = 1800.0
-"""Claims older than this are not planned with: home machines and home links change within the hour."""
+"""Older claims are not used for planning: home machines and home links change within the hour."""
 MAX_CLOCK_SKEW_S = 120.0
 """Tolerated clock difference, as for rollouts (exchange/limits.py): home machines without NTP drift by about
 this much."""
@@ -47,7 +47,7 @@ Seconds = Annotated[float, Meta(ge=LEAST_TOKEN_S, le=MAX_TOKEN_S)]
 
 
 class StageTiming(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Speed of a member at this number of layers at once."""
+    """Speed of a member that holds this number of layers."""
 
     layers: Annotated[int, Meta(ge=1, le=MAX_LAYERS)]
     forward_s: Seconds
@@ -56,17 +56,17 @@ class StageTiming(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
 
 
 class MemberCosts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
-    """The costs that a member claims of itself."""
+    """The costs that a member claims for itself."""
 
     peer_id: PeerId
     free_bytes: Annotated[int, Meta(ge=0, le=MAX_BYTES)]
     memory_slots: Annotated[int, Meta(ge=1, le=MAX_SLOTS)]
-    """Micro-batches in flight that it is willing to hold, if memory allows."""
+    """Micro-batches in flight that the member is willing to hold, if it has the memory."""
     holds_data: bool
     timings: Annotated[tuple[StageTiming, ...], Meta(min_length=1, max_length=MAX_TIMINGS)]
-    """Measured numbers of layers, rising."""
+    """Timings by number of layers, in rising order."""
     measured_at_s: Annotated[float, Meta(ge=0, le=2**40)]
-    """Seconds since the epoch, by its own clock."""
+    """Seconds since the epoch, by the member's own clock."""
 
 
 class LinkCosts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -81,10 +81,10 @@ class LinkCosts(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class Observation(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The speed of a member as another one observed it."""
+    """The speed of a member as observed by another member."""
 
     slowdown: Annotated[float, Meta(ge=1 / MAX_SLOWDOWN, le=MAX_SLOWDOWN)]
-    """Observed over claimed time."""
+    """Observed time divided by claimed time."""
     micro_batches: Annotated[int, Meta(ge=1, le=2**31)]
 
 
@@ -99,7 +99,7 @@ class CostAnnouncement(msgspec.Struct, frozen=True, array_like=True, forbid_unkn
 
 def check(announcement: CostAnnouncement, *, author: str, now_s: float) -> None:
     """Raises Rejected for contradictions that the types allow: not_own, malformed, stale. NaN and infinity
-    are outside of every bound."""
+    fail every bound already."""
     member = announcement.member
     if member.peer_id != author or author in announcement.links or author in announcement.observed:
         raise Rejected("not_own", "a member speaks for itself, and of others only")
@@ -110,24 +110,24 @@ def check(announcement: CostAnnouncement, *, author: str, now_s: float) -> None:
 
 
 def is_fresh(member: MemberCosts, now_s: float) -> bool:
-    """Return True if claims of this age may still be planned with."""
+    """Return True if the member's claims are recent enough for planning."""
     return -MAX_CLOCK_SKEW_S <= now_s - member.measured_at_s <= MAX_AGE_S
 
 
 def corrected_costs(announcements: Iterable[CostAnnouncement]) -> tuple[MemberCosts, ...]:
-    """Return the costs of members with one announcement each, corrected by the observations of others, sorted
-    by peer id.
+    """Return the members' costs, corrected by the observations of others and sorted by peer id. Each member
+    has one announcement.
 
-    The correction is the median over the observers (one vote each, whatever it says), weighed against the
-    claim while few micro-batches were observed. With fewer liars than honest observers no member can make
-    another look slow, or itself fast.
+    The correction is the median over the observers, with one vote each regardless of what they say. The
+    claim keeps more weight while few micro-batches were observed. While liars are fewer than honest
+    observers, no member can make another look slow or itself look fast.
     """
     by_peer = {each.member.peer_id: each for each in announcements}
     return tuple(_corrected(by_peer[peer].member, by_peer.values()) for peer in sorted(by_peer))
 
 
 def _corrected(member: MemberCosts, announcements: Iterable[CostAnnouncement]) -> MemberCosts:
-    """Return a claim blended with what others have seen. Without observers the claim is returned."""
+    """Return a claim blended with the observations of others, or the claim itself if there are none."""
     seen = [each.observed[member.peer_id] for each in announcements if member.peer_id in each.observed]
     if not seen:
         return member
@@ -142,13 +142,13 @@ def _corrected(member: MemberCosts, announcements: Iterable[CostAnnouncement]) -
 
 
 def forward_s(member: MemberCosts, layers: int) -> float:
-    """Return the seconds of one token's forward pass through this number of layers: linear between measured
-    numbers, in proportion beyond them."""
+    """Return the seconds of one token's forward pass through this number of layers: interpolated linearly
+    between measured numbers, and in proportion beyond them."""
     return _interpolated([(t.layers, t.forward_s) for t in member.timings], layers)
 
 
 def backward_s(member: MemberCosts, layers: int) -> float:
-    """Return the seconds of one token's backward pass through this number of layers, interpolated as
+    """Return the seconds of one token's backward pass through this number of layers, interpolated like
     `forward_s`."""
     return _interpolated([(t.layers, t.backward_s) for t in member.timings], layers)
 
@@ -159,6 +159,6 @@ def _interpolated(points: Sequence[tuple[int, float]], layers: int) -> float:
         return first[1] * layers / first[0]
     for (fewer, low), (more, high) in pairwise(points):
         if layers <= more:
-            # Summed, not subtracted: between very different times nothing rounds to zero.
+            # A sum instead of a difference: nothing rounds to zero if the times are very different.
             return (low * (more - layers) + high * (layers - fewer)) / (more - fewer)
     return last[1] * layers / last[0]

@@ -1,9 +1,9 @@
-"""Computes the costs of a model's layers from its shapes, before a weight is loaded.
+"""Computes the costs of a model's layers from its shapes, before any weight is loaded.
 
 models.py (ModelCard), settings -> [model_costs] -> ModelCosts -> partition.py, planning.py
 
-The arithmetic is that of memory_plan.py, a layer at a time. Times are those of a reference device of one
-speed; what members really take is measured, and only the proportions between layers and ends count here.
+The arithmetic is that of memory_plan.py, for one layer at a time. Times are for a reference device of one
+fixed speed. The members' real times are measured; only the proportions between layers and ends matter here.
 """
 
 from dataclasses import dataclass
@@ -26,14 +26,14 @@ REFERENCE_FLOPS = 1e12
 """FLOP/s of the device whose speed is 1."""
 
 STEP_BYTES = 4 + 4 + 4 + 12
-"""Bytes of a step for each trained number, beside itself and its moments: its gradient as a sum, as the share
-of a step and as the optimizer takes it, in float32; and a copy of number and moments while they are handed to
-other members."""
+"""Bytes that a step needs for each trained number, in addition to the number and its moments: its gradient in
+float32 as a sum, as the share of a step and as input of the optimizer; and a copy of the number and its
+moments while they are sent to other members."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageTraining:
-    """The kind of training, as far as memory depends on it."""
+    """The parts of the training settings that affect memory."""
 
     trainable: Literal["lora", "full"]
     rank: int
@@ -41,8 +41,8 @@ class StageTraining:
     """Bytes of a weight and of an activation."""
     micro_batch_tokens: int
     recomputed: bool = False
-    """True if a stage keeps its input only, and all activations of just one micro-batch in its backward
-    pass."""
+    """True if a stage keeps only its inputs, and all activations of just one micro-batch at a time, during
+    that one's backward pass."""
 
 
 def model_costs(card: ModelCard, training: StageTraining) -> ModelCosts:
@@ -75,10 +75,10 @@ def model_costs(card: ModelCard, training: StageTraining) -> ModelCosts:
 
 def _ends(card: ModelCard, training: StageTraining, work: Workload) -> LayerCost:
     """Return the costs of embedding, final norm, head and loss. A chunk of logits and the gradients of one
-    layer exist only for a while: they are counted once, as held."""
+    layer exist only for a while; they are counted once, as held bytes."""
     numbers = card.parameters - card.linear_parameters
     passing = logprob_bytes(card, training.micro_batch_tokens) + in_flight_bytes(card, work)
-    # The head's backward pass comes with the loss, right behind its forward pass.
+    # The head's backward pass belongs to the loss, right after the head's forward pass.
     products = 3 if training.trainable == "full" else 2
     return LayerCost(
         held_bytes=_held_bytes(numbers, 0, training) + passing,
@@ -88,8 +88,8 @@ def _ends(card: ModelCard, training: StageTraining, work: Workload) -> LayerCost
 
 
 def _held_bytes(numbers: float, adapter: float, training: StageTraining) -> int:
-    """Return the bytes of weights, and of training them or an adapter on them: gradient and Adam's
-    moments."""
+    """Return the bytes of weights and of their training, or of an adapter's on top of them: gradient and
+    Adam's moments."""
     trained = numbers if training.trainable == "full" else adapter
     extra = STEP_BYTES + MOMENT_BYTES + (0 if training.trainable == "full" else ADAPTER_BYTES)
     return round(numbers * training.number_bytes + trained * extra)

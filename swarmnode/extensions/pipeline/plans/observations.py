@@ -1,12 +1,13 @@
-"""Weighs members' observations of each other in a plan, and finds those that are left out because of them.
+"""Weighs members' observations of each other for a plan, and finds members that the plan should leave out.
 
 announcements, holders of stage 0 -> [counted_observations] -> member_costs.corrected_costs
                                   -> [useless_members] -> planning.py (spare)
 
-Only a node that starts micro-batches sees their fate, so only data nodes of the former plan are witnesses.
-No single one can do much: alone it makes another look LONE times slower than it claims and no more, with
-others the median counts, and who is left out was found broken by at least two, and by more than half of all
-witnesses. All of it is computed from signed announcements, so a convener can add nothing to it.
+Only a node that starts micro-batches sees what becomes of them, so only data nodes of the former plan are
+witnesses. A single witness cannot do much: alone, it can make another member look at most LONE times slower
+than it claims; together with others, the median counts. A member is left out only if at least two witnesses,
+and more than half of all witnesses, found it broken. All of this is computed from signed announcements, so a
+convener can add nothing to it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,23 +17,23 @@ import msgspec
 from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, Observation
 
 LONE = 4.0
-"""Largest slowdown that the word of a single witness can give a member."""
+"""Largest slowdown that a single witness can attribute to a member."""
 
 BROKEN = 10.0
-"""Slowdown from which a member counts as doing nothing."""
+"""Slowdown from which a member counts as not working."""
 
 ENOUGH = 3
 """Micro-batches that a witness must have observed to find a member broken."""
 
 MIN_WITNESSES = 2
-"""Witnesses that must find a member broken before it is left out."""
+"""Number of witnesses that must find a member broken before it is left out."""
 
 
 def counted_observations(
     announcements: Sequence[CostAnnouncement], stage_of: Mapping[str, int]
 ) -> tuple[CostAnnouncement, ...]:
-    """Return the announcements with only those observations that count. No member is taken to be faster than
-    it claims.
+    """Return the announcements with only the observations that count. No member is treated as faster than it
+    claims.
 
     `stage_of`: by peer id, under the former plan.
     """
@@ -58,8 +59,8 @@ def counted_observations(
 
 
 def useless_members(announcements: Sequence[CostAnnouncement], stage_of: Mapping[str, int]) -> frozenset[str]:
-    """Return members that take micro-batches and do nothing, by the word of more than half of the other data
-    nodes."""
+    """Return the members that accept micro-batches but do no work, according to more than half of the other
+    data nodes."""
     present = {each.member.peer_id for each in announcements}
     witnesses = _witnesses(stage_of) & present
     found: set[str] = set()
@@ -71,7 +72,7 @@ def useless_members(announcements: Sequence[CostAnnouncement], stage_of: Mapping
 
 
 def is_broken(said: Observation) -> bool:
-    """Return True if this observation speaks for leaving a member out."""
+    """Return True if this observation counts towards leaving a member out."""
     return said.slowdown >= BROKEN and said.micro_batches >= ENOUGH
 
 

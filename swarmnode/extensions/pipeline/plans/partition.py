@@ -1,15 +1,16 @@
-"""Divides layers into stages: contiguous ranges that fit the members' memory, the slowest as fast as
-possible.
+"""Divides layers into stages: contiguous ranges that fit the members' memory, with the slowest stage as fast
+as possible.
 
 member_costs.py (announcements), a model's layers -> [partition] -> placement.py (who holds what, by links)
 
-Every member computes the partition for itself from the same announcements, so it must come out the same
-everywhere: measured floats are rounded to a grid once, everything after that is integers, members are sorted
-first and ties fall to the smaller peer id.
+Every member computes the partition itself from the same announcements, and all must get the same result. So
+measured floats are rounded to a grid once, and all later arithmetic is in integers; members are sorted first,
+and ties go to the smaller peer id.
 
 Stage 0 holds the embedding, the first layers, the final norm and the head, and is never skipped. The other
-S - 1 stages share the L - 1 visits that a micro-batch pays beside it, so a stage's load is its time times the
-share of micro-batches that come by: the sizing rule of SkipPipe (arXiv 2502.19913), n_0 (L - 1) = sum of n_s.
+S - 1 stages share the L - 1 other visits of each micro-batch. So a stage's load is its time multiplied by the
+share of micro-batches that visit it. This is the sizing rule of SkipPipe (arXiv 2502.19913),
+n_0 (L - 1) = sum of n_s.
 
 layer_cuts.py holds the search.
 """
@@ -32,21 +33,21 @@ from swarmnode.extensions.pipeline.plans.member_costs import MemberCosts
 from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings
 
 PICO = 10**12
-"""Grid of seconds: picoseconds are below the resolution of a clock and far above the last bits of a
+"""Grid of seconds: picoseconds are finer than any clock and far coarser than the last bits of a
 double."""
 MAX_SPEED = 1e6
 """Highest speed that counts, relative to the reference device."""
 SKIP_TOLERANCE = 0.05
-"""Tolerance of the skipped share within which a number of stages is preferred."""
+"""Numbers of stages whose skipped share is within this distance of the wanted one are preferred."""
 MAX_LAYERS = 512
 MAX_MEMBERS = 1024
-"""Far above any swarm that shares one model. The two bounds limit the work that hostile announcements
+"""Far above any swarm that shares one model. Both bounds limit the work that hostile announcements can
 cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedStage:
-    """One stage: model.layers[first:end], with the ends in stage 0."""
+    """One stage: model.layers[first:end], plus the ends if it is stage 0."""
 
     first: int
     end: int
@@ -54,20 +55,20 @@ class PlannedStage:
     slot_bytes: int
     """Activation bytes of one micro-batch in flight."""
     peers: tuple[str, ...]
-    """Peer ids of its replicas, sorted. A first answer by memory and speed; placement.py knows the links."""
+    """Peer ids of its replicas, sorted. Chosen by memory and speed only: placement.py considers the links."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """The layers and replicas of each stage, equal on every member."""
+    """The layers and replicas of each stage, the same on every member."""
 
     stages: tuple[PlannedStage, ...]
     path_length: int
-    """Stages that a micro-batch visits, stage 0 included."""
+    """Number of stages that a micro-batch visits, including stage 0."""
 
     @property
     def stage_of(self) -> dict[str, int]:
-        """The stage of each peer id. Members that are not needed, or fit no stage, are absent."""
+        """Stages by peer id. Members that are not needed or fit no stage are missing."""
         return {peer: stage for stage, part in enumerate(self.stages) for peer in part.peers}
 
 
@@ -89,9 +90,9 @@ def partition(
 ) -> Partition:
     """Return contiguous layer ranges and their replicas that minimise the time of the busiest stage.
 
-    `stages` None: the number that skips as wanted and has the lowest `price`, of equals the smaller. The
-    order of `members` does not matter. Raises ConfigError for numbers that make no sense and ModelError, with
-    the missing bytes, if the members cannot hold the model.
+    `stages` None: the number that skips the wanted share and has the lowest `price`, the smaller one among
+    equals. The order of `members` does not matter. Raises ConfigError for impossible numbers of layers,
+    members or stages, and ModelError, with the missing bytes, if the members cannot hold the model.
     """
     peers = _on_grid(settings, members)
     layers = settings.model.layers
@@ -117,7 +118,8 @@ def partition(
 
 
 def partition_of(settings: PlanSettings, ends: Sequence[int], groups: Sequence[Iterable[str]]) -> Partition:
-    """Return the partition whose stages end before these layers and are held by these groups of peers."""
+    """Return the partition whose stages end before these layers, each held by one of these groups of
+    peers."""
     bounds = zip((0, *ends[:-1]), ends, groups, strict=True)
     stages = tuple(_planned_stage(settings, first, end, group) for first, end, group in bounds)
     return Partition(stages, path_length(len(stages), settings.skip))
@@ -138,8 +140,8 @@ def _planned_stage(settings: PlanSettings, first: int, end: int, peers: Iterable
 def _best_count(
     settings: PlanSettings, peers: tuple[GridMember, ...], most: int, price: Callable[[Partition], float]
 ) -> Partition:
-    """Return the best partition over all numbers of stages. Fewer stages mean fewer hops, more mean smaller
-    pieces."""
+    """Return the best partition over all numbers of stages. Fewer stages mean fewer hops; more stages mean
+    smaller pieces."""
     counts, skip = range(2, most + 1), settings.skip
     exact = [c for c in counts if abs(1 - path_length(c, skip) / c - skip) <= SKIP_TOLERANCE]
     for choice in (exact, [count for count in counts if count not in exact]):
@@ -155,7 +157,7 @@ def _as_partition(settings: PlanSettings, cut: LayerDivision) -> Partition:
 
 
 def _refusal(sums: LayerSums, peers: tuple[GridMember, ...], settings: PlanSettings) -> ModelError:
-    """Return the error that says how many more free bytes every member would need."""
+    """Return the error that says how many more free bytes each member would need."""
 
     def suffices(more: int) -> bool:
         richer = tuple(replace(peer, free_bytes=peer.free_bytes + more) for peer in peers)
@@ -193,8 +195,8 @@ def _pico(seconds: float) -> int:
 
 
 def _on_grid(settings: PlanSettings, members: Iterable[MemberCosts]) -> tuple[GridMember, ...]:
-    """Return the members rounded and sorted: most memory first, then by peer id. A speed beyond the bound is
-    cut to it: one member's words keep no other from planning."""
+    """Return the members, rounded and sorted by memory (most first), then by peer id. Speeds beyond the bound
+    are cut to it: one member's claim must not keep the others from planning."""
     peers: list[GridMember] = []
     for member in members:
         most = member.timings[-1]

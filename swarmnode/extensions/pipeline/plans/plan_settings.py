@@ -1,4 +1,4 @@
-"""Settings that all members of a pipeline agree on before they plan together, with the costs of layers.
+"""Settings that all members of a pipeline agree on before they plan together, and the costs of layers.
 
 Config, model_costs.py -> [PlanSettings] -> planning.py; [plan_terms] -> announcements
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 MAX_SHOWN_CHARS = 64
-"""Characters shown of one setting in `plan_terms`."""
+"""Longest text of one setting in `plan_terms`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,39 +29,39 @@ class ModelCosts:
     """The costs of a model's layers."""
 
     layer: LayerCost
-    """Costs of each layer: of what is planned for, all are alike."""
+    """Costs of one layer. In everything that planning considers, all layers are alike."""
     layers: int
     ends: LayerCost
-    """Costs of embedding, final norm, head and loss together, which are always in stage 0."""
+    """Costs of embedding, final norm, head and loss together. They are always in stage 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
-    """Settings that determine a plan, apart from the members. Equal on all members, or they would not
-    agree."""
+    """All settings that determine a plan, apart from the members. They must be equal on all members, or no
+    plan is agreed on."""
 
     model: ModelCosts
     micro_batch_tokens: int
     token_bytes: int
     """Bytes of one token between stages, after compression."""
     skip: float = 0.0
-    """Share of stages that a micro-batch leaves out."""
+    """Share of stages that a micro-batch skips."""
     slots: int = 3
-    """Micro-batches that a member must be able to hold between their forward and backward pass."""
+    """Micro-batches that a member must be able to hold between their forward and backward passes."""
     waves: int = 1
-    """Micro-batches of an agent in one iteration."""
+    """Micro-batches of each agent in one iteration."""
     stages: int | None = None
-    """Number of stages; None: as many as move most micro-batches. With fewer members than this there are
-    fewer stages."""
+    """Number of stages. None: the number that processes the most micro-batches. With fewer members than
+    stages, there are fewer stages."""
     search_tasks: int = 200_000
     """Tasks that the search simulates, about a second of CPU. Equal on all members, so that they agree."""
 
     others: tuple[tuple[str, str], ...] = ()
-    """Names and values of settings that no plan depends on but that must be equal on all members."""
+    """Names and values of settings that do not affect a plan but must be equal on all members."""
 
 
 def plan_terms(settings: PlanSettings, model_name: str) -> dict[str, str]:
-    """Return the settings as short texts, for announcements: a member with different ones is told which."""
+    """Return the settings as short texts for announcements: a member that differs is told in which ones."""
     every: dict[str, object] = msgspec.to_builtins(settings)
     del every["others"]
     shown = {name: str(value) for name, value in (*every.items(), *settings.others)}

@@ -1,12 +1,13 @@
-"""Computes one plan from inputs that all members share: the layers of each member, and the paths.
+"""Computes a plan from inputs that all members share: the layers of each member, and the paths.
 
 announcements, settings, FormerStages -> [compute_plan] -> AgreedPlan -> membership.py
 
-Every member computes this for itself and the digests are compared, so nothing here may depend on the order of
-announcements, on a clock or on chance without a seed: searches end after a number of steps. The first plan is
-free to choose (partition.py, placement.py). Later ones leave every member where it is, as far as that goes:
-whoever changes its stage has weights to load (refilling.py); made again for the same members, a plan moves
-nobody. Only when those who are left cannot fill the former stages are the layers divided anew.
+Every member computes the plan itself, and the members compare digests. So nothing here may depend on the
+order of announcements, on a clock or on unseeded randomness, and searches end after a number of steps. The
+first plan is free to choose (partition.py, placement.py). Later plans leave every member in its stage if they
+can, because a member that changes its stage has to load weights (refilling.py); a plan made again for the
+same members moves no member. Only if the remaining members cannot fill the former stages are the layers
+divided anew.
 """
 
 import hashlib
@@ -33,16 +34,16 @@ from swarmnode.machine.memory_plan import size_text
 
 @dataclass(frozen=True, slots=True)
 class FormerStages:
-    """The stages and their holders before a plan."""
+    """The stages and their holders before a plan is made."""
 
     ends: tuple[int, ...]
-    """First layer behind each stage."""
+    """End of each stage: the layer after its last one."""
     stage_of: Mapping[str, int]
-    """Stage of each peer id. Newcomers, and members that hold layers of another division, are absent."""
+    """Stages by peer id. Newcomers and members that hold layers of another division are missing."""
 
     @property
     def ranges(self) -> dict[str, tuple[int, int]]:
-        """The first layer of each peer id, and the one behind its last."""
+        """By peer id, the first layer that it holds and the layer after its last one."""
         starts = (0, *self.ends)
         return {peer: (starts[stage], self.ends[stage]) for peer, stage in self.stage_of.items()}
 
@@ -52,12 +53,12 @@ class PlanInputs:
     """The complete input of a plan. The order of announcements does not matter."""
 
     announcements: tuple[CostAnnouncement, ...]
-    """Announcements of the members that shall take part, one each."""
+    """One announcement from each member that is to take part."""
     settings: PlanSettings
     former: FormerStages | None
     """None if no member holds anything worth keeping."""
     epoch: int
-    """Number of this plan among those of its pipeline; part of its digest."""
+    """Number of this plan within its pipeline; part of the plan's digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,46 +67,46 @@ class AgreedPlan:
 
     epoch: int
     iteration: int
-    """The first iteration that it is for. Chosen once all members are ready for it; not part of the
+    """The first iteration under this plan. Chosen once all members are ready for it; not part of the
     digest."""
     partition: Partition
     """Stages by layers, with their replicas."""
     spare: tuple[str, ...]
-    """Members that fit no stage, would slow it down, or do nothing; sorted."""
+    """Sorted members that fit no stage, would slow the pipeline down, or do no work."""
     plan: Plan
     digest: str
-    """Name of the plan in messages, from paths, layers and epoch: the same plan made again has another
-    one."""
+    """Name of the plan in messages, computed from paths, layers and epoch. The same plan made again has
+    another digest."""
     makespan_s: float
     """Predicted seconds of one iteration."""
     before: FormerStages | None = None
-    """The stages and their holders when it was made. Those members are believed about the state of a
+    """The stages and their holders when the plan was made. Those members are trusted about the state of a
     stage."""
 
     @property
     def peers(self) -> tuple[str, ...]:
-        """The peer id of each node."""
+        """Peer ids by node number."""
         return self.plan.instance.names
 
     @property
     def members(self) -> frozenset[str]:
-        """All members that it was made with."""
+        """The members whose announcements the plan was made from."""
         return frozenset((*self.peers, *self.spare))
 
     def node_of(self, peer_id: str) -> int | None:
         return self.peers.index(peer_id) if peer_id in self.peers else None
 
     def stage_of(self, peer_id: str) -> int | None:
-        """Return the stage of a member; None for a spare member or a stranger."""
+        """Return the stage of a member, or None for a spare member or a stranger."""
         return self.partition.stage_of.get(peer_id)
 
     def planned_stage_of(self, peer_id: str) -> PlannedStage | None:
-        """Return the planned stage of a member, with its layers; None if it has none."""
+        """Return the planned stage of a member, with its layers, or None if it has none."""
         stage = self.stage_of(peer_id)
         return None if stage is None else self.partition.stages[stage]
 
     def why_spare(self, member: MemberCosts) -> str:
-        """Return the reason why this member has no stage, in words."""
+        """Return the reason why this member has no stage, as text."""
         stages = self.partition.stages[0 if member.holds_data else 1 :]
         least = min((part.held_bytes + part.slot_bytes for part in stages), default=0)
         if member.free_bytes < least:
@@ -115,15 +116,15 @@ class AgreedPlan:
 
     @property
     def as_former(self) -> FormerStages:
-        """The stages and their holders under this plan, as the next plan starts from them."""
+        """The stages and their holders under this plan, as input for the next plan."""
         return FormerStages(tuple(part.end for part in self.partition.stages), self.partition.stage_of)
 
 
 def compute_plan(inputs: PlanInputs) -> AgreedPlan:
-    """Return the plan of these inputs, equal on every machine.
+    """Return the plan for these inputs, which is the same on every machine.
 
-    Raises ModelError if the members cannot hold the model, ConfigError if no link was measured or the
-    settings make no sense.
+    Raises ModelError if the members cannot hold the model, and ConfigError if no link was measured or the
+    settings contradict each other.
     """
     held = inputs.former.stage_of if inputs.former is not None else {}
     costs = corrected_costs(counted_observations(inputs.announcements, held))
@@ -132,14 +133,14 @@ def compute_plan(inputs: PlanInputs) -> AgreedPlan:
     useless = useless_members(inputs.announcements, held)
     useful = tuple(each for each in costs if each.peer_id not in useless)
     if useful and useless:
-        # Unless the others cannot do without them: a stage that does nothing is left out of paths at least.
+        # Leave them out unless the others cannot do without them. In that case, paths can skip their stage.
         with suppress(ModelError, ConfigError):
             return _planned(inputs, useful)
     return _planned(inputs, costs)
 
 
 def _planned(inputs: PlanInputs, costs: Sequence[MemberCosts]) -> AgreedPlan:
-    """Return the plan with these members. Others that are announced stay spare."""
+    """Return the plan with these members. Other announced members stay spare."""
     if len(costs) == 1:
         return _alone(inputs, costs[0])
     links = {
@@ -158,21 +159,21 @@ def _planned(inputs: PlanInputs, costs: Sequence[MemberCosts]) -> AgreedPlan:
 
 
 def must_load(agreed: AgreedPlan, former: FormerStages | None) -> tuple[str, ...]:
-    """Return members that hold other layers under the plan than before, so that they have to load weights;
-    sorted."""
+    """Return the sorted members that hold other layers under the plan than before, and so have to load
+    weights."""
     before = former.ranges if former is not None else {}
     return tuple(sorted(peer for peer, part in agreed.as_former.ranges.items() if before.get(peer) != part))
 
 
 def _stage_count(settings: PlanSettings, members: int) -> int | None:
-    """Return the number of stages asked for, or as many as there can be. None: whatever is best."""
+    """Return the number of stages in the settings, capped at what is possible. None: any number."""
     if settings.stages is None:
         return None
     return max(2, min(settings.stages, members, settings.model.layers))
 
 
 def _divided(inputs: PlanInputs, scene: PlanningCosts, count: int | None) -> AgreedPlan:
-    """Return a plan that is free to choose: layers by memory and speed, members by links, then paths."""
+    """Return a plan without former stages: layers by memory and speed, members by links, then the paths."""
     settings = inputs.settings
     try:
         parts = partition(
@@ -183,9 +184,9 @@ def _divided(inputs: PlanInputs, scene: PlanningCosts, count: int | None) -> Agr
         whole = [peer for peer in scene.costs if before.get(peer) == (0, settings.model.layers)]
         if not whole:
             raise
-        # Whoever was left alone with the model goes on so: these newcomers are too small to share it.
+        # A member that was left alone with the model stays alone: these newcomers are too small to share it.
         return _alone(inputs, scene.costs[min(whole)])
-    # The fewest members that are as fast: the others take the stages where they help.
+    # Use the fewest members that are equally fast, and place the others where they help.
     parts = refill_stages(scene, [part.end for part in parts.stages], parts.stage_of) or parts
     instance, table = scene.measured(parts)
     steps = _steps(settings, instance)
@@ -196,7 +197,7 @@ def _divided(inputs: PlanInputs, scene: PlanningCosts, count: int | None) -> Agr
         for part, nodes in zip(parts.stages, found.instance.stages, strict=True)
     )
     parts = replace(parts, stages=stages)
-    # The next change of members goes by the rules of refilling: what it would move is moved at once.
+    # The next change of members follows the rules of refilling. Make the moves that it would make now.
     kept = refill_stages(scene, [part.end for part in stages], parts.stage_of)
     if kept is None or kept.stage_of == parts.stage_of:
         return _agreed(inputs, parts, _scheduled(settings, found.instance, found))
@@ -204,7 +205,8 @@ def _divided(inputs: PlanInputs, scene: PlanningCosts, count: int | None) -> Agr
 
 
 def _steps(settings: PlanSettings, instance: Instance) -> int:
-    """Return the changes that the search tries: fewer for larger pipelines, whose simulation takes longer."""
+    """Return the number of changes that the search tries: fewer for large pipelines, which are slow to
+    simulate."""
     tasks = instance.waves * (2 * instance.path_length + 1)
     agents = sum(instance.memory[node] for node in instance.stages[0])
     return max(16, settings.search_tasks // (tasks * agents))
@@ -216,7 +218,7 @@ def _scheduled(settings: PlanSettings, instance: Instance, start: Plan | None) -
 
 
 def _alone(inputs: PlanInputs, member: MemberCosts) -> AgreedPlan:
-    """Return the plan of one member that holds every layer, until others come back. Raises ModelError if it
+    """Return the plan of one member that holds every layer until others come back. Raises ModelError if it
     cannot."""
     settings = inputs.settings
     parts = partition_of(settings, [settings.model.layers], [[member.peer_id]])

@@ -1,4 +1,4 @@
-"""Turns measurements into the input of planning: an instance, and the costs of every member in every stage.
+"""Turns measurements into the input of planning: an instance, and the costs of each member in each stage.
 
 member_costs.py (corrected_costs), Partition -> [PlanningCosts] -> Instance, PlacementTable -> placement.py
 """
@@ -25,26 +25,26 @@ from swarmnode.extensions.pipeline.scheduling.placement import PlacementTable
 from swarmnode.extensions.pipeline.scheduling.simulator import Simulator
 
 SLOW_LINK = 2.0
-"""Factor by which a link that was not measured is taken to be worse than the worst measured one."""
+"""Factor by which an unmeasured link is assumed to be worse than the worst measured one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanningCosts:
-    """Costs of members, links and the model, independent of who holds what."""
+    """Costs of members, links and the model, whichever member holds which stage."""
 
     costs: Mapping[str, MemberCosts]
-    """Costs of each peer id, sorted, corrected by observations of others."""
+    """Costs by peer id, sorted and corrected by the observations of others."""
     links: Mapping[tuple[str, str], LinkCosts]
-    """Costs of the link from one peer id to another."""
+    """Costs of links by (from, to) peer ids."""
     settings: PlanSettings
 
     def measured(self, parts: Partition) -> tuple[Instance, PlacementTable]:
         """Return the instance of this partition, and the costs of each member in every other stage.
 
-        Nodes are the members in the partition, sorted by peer id; others may have costs. Of the two
-        measurements of a link, one from each end, the worse counts: a member that lies can only make itself
-        less wanted. Raises ConfigError if no link was measured, or if a member cannot hold a micro-batch of
-        its stage.
+        Nodes are the members in the partition, sorted by peer id; `costs` may contain others. Of the two
+        measurements of a link, one from each end, the worse counts, so a member that lies can only make
+        itself less useful. Raises ConfigError if no link was measured, or if a member cannot hold a
+        micro-batch of its stage.
         """
         names = tuple(sorted(peer for part in parts.stages for peer in part.peers))
         members = [self.costs[name] for name in names]
@@ -70,8 +70,8 @@ class PlanningCosts:
         return instance, table
 
     def price(self, parts: Partition) -> tuple[float, int]:
-        """Return the seconds of an iteration per micro-batch, by the simulator on the first paths there are,
-        and the micro-batches in flight at once. Infinite, and 0, while a stage is empty or short of slots."""
+        """Return the simulated seconds of an iteration per micro-batch, on the first paths found, and the
+        number of micro-batches in flight. Returns infinity and 0 if a stage is empty or has too few slots."""
         try:
             instance = self.measured(parts)[0]
             paths = first_paths(instance)
@@ -83,8 +83,8 @@ class PlanningCosts:
 def _placement_table(
     members: Sequence[MemberCosts], parts: Partition, settings: PlanSettings
 ) -> PlacementTable:
-    """Return, as [node][stage], the seconds of a micro-batch and the micro-batches that fit beside the
-    stage's weights."""
+    """Return, as [node][stage], the seconds of a micro-batch and the number of micro-batches that fit beside
+    the stage's weights."""
     tokens, most = settings.micro_batch_tokens, settings.slots
     seconds = [
         tuple(forward_s(member, part.end - part.first) * tokens for part in parts.stages)
@@ -95,18 +95,18 @@ def _placement_table(
 
 
 def _slots(member: MemberCosts, part: PlannedStage, most: int) -> int:
-    """Return the micro-batches in flight that the member could hold as a replica of the stage, `most` at the
-    most; 0 if it cannot be one."""
+    """Return the number of micro-batches in flight that the member could hold as a replica of the stage, up
+    to `most`, or 0 if it cannot be a replica."""
     left_bytes = member.free_bytes - part.held_bytes
     if left_bytes < 0 or (part.first == 0 and not member.holds_data):
         return 0
-    # More than all are asked for would be a lie, which makes planning take long.
+    # A member that claims more slots than the settings ask for could make planning slow.
     most = min(most, member.memory_slots)
     return min(most, left_bytes // part.slot_bytes) if part.slot_bytes else most
 
 
 def _backward_factor(members: Sequence[MemberCosts], parts: Partition) -> float:
-    """Return the median member's ratio of backward to forward: an instance has one for all."""
+    """Return the median of the members' ratios of backward to forward: an instance has one ratio for all."""
     layers = parts.stages[-1].end - parts.stages[-1].first
     return median_low([backward_s(member, layers) / forward_s(member, layers) for member in members])
 
@@ -114,8 +114,8 @@ def _backward_factor(members: Sequence[MemberCosts], parts: Partition) -> float:
 def _both_ends(
     names: Sequence[str], links: Mapping[tuple[str, str], LinkCosts]
 ) -> dict[tuple[int, int], LinkCosts]:
-    """Return the costs of the link between each pair of nodes: the worse of both measurements, or worse than
-    the worst of all if there is none."""
+    """Return the costs of the link between each pair of nodes: the worse of its two measurements, or worse
+    than the worst measured link if there is none."""
     measured = [cost for (one, other), cost in links.items() if one in names and other in names]
     if len(names) > 1 and not measured:
         raise ConfigError("no link between the members was measured", hint="wait for the first probes")

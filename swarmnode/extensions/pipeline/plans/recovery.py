@@ -1,11 +1,11 @@
-"""Reactions to the loss of a member while an iteration runs: another path, the keeper of a copy, a deadline.
+"""Reactions to the loss of a member during an iteration: another path, a keeper for copies, a deadline.
 
 Plan, who is lost -> [recovery] -> the driver's next attempt, state_service.py (whom copies go to), deadlines
 
-Pure: every member comes to the same answer from the same facts. A path is repaired in place: a lost node
-becomes a living replica of its stage that has a slot free, else the stage is left out, which the model is
-trained for. What was visited in order is still visited in order, and nobody waits for a slot that another
-micro-batch holds, so a repair cannot deadlock.
+All functions are pure: every member gets the same answer from the same facts. A path is repaired in place. A
+lost node is replaced by a living replica of its stage that has a free slot; otherwise the stage is skipped,
+which the model is trained for. The order of visits stays the same, and no micro-batch waits for a slot that
+another one holds, so a repair cannot deadlock.
 """
 
 from collections import Counter
@@ -22,16 +22,16 @@ Path = tuple[int, ...]
 def repaired_path(
     plan: Plan, path: Path, lost: Collection[int], tried: Collection[int], load: Mapping[int, int]
 ) -> Path | None:
-    """Return the path of the next attempt at a micro-batch that went along `path`, or None.
+    """Return the path of the next attempt at a micro-batch that took `path`, or None.
 
-    `lost`: nodes that are gone or did not answer. `tried`: nodes that live but had no slot for it. Both are
-    replaced by the replica of their stage that is nearest (hops to and from it, its work) among those with a
-    slot free, or left out. `load`: by node, visits that it holds now, as far as known; the slots of the
-    plan's own agents are reserved whether in use or not.
+    `lost`: nodes that are gone or did not answer. `tried`: living nodes that had no slot for it. Nodes in
+    either are replaced by the nearest replica of their stage (hops to and from it, and its work) that has a
+    free slot, or left out. `load`: by node, the visits that it holds now, as far as known. The slots of the
+    plan's own agents are reserved even if they are not in use.
 
-    A path keeps at least two stages while a node of another stage lives and was not tried; it is the data
-    node alone when none lives. None: the data node is lost, or all that live have been tried; then it is
-    worth another attempt later with `tried` empty, or given up.
+    A path has at least two stages as long as any untried node of another stage lives; if none lives, it
+    consists of the data node alone. Returns None if the data node is lost or all living nodes have been
+    tried; in the latter case, another attempt with `tried` empty may succeed later.
 
     >>> link = tuple(tuple(float(i != j) for j in range(4)) for i in range(4))
     >>> four = Instance(("a", "b", "c", "d"), (1.0,) * 4, link, (2,) * 4, ((0,), (1, 2), (3,)), 3, waves=1)
@@ -62,7 +62,8 @@ def repaired_path(
 
 
 def _taken(plan: Plan, load: Mapping[int, int]) -> Counter[int]:
-    """Return the taken slots of each node: those of the plan's agents, or more if more are in use."""
+    """Return the taken slots of each node: those reserved for the plan's agents, or more if more are in
+    use."""
     taken = Counter(node for path in plan.paths for node in path)
     for node, visits in load.items():
         taken[node] = max(taken[node], visits)
@@ -70,7 +71,7 @@ def _taken(plan: Plan, load: Mapping[int, int]) -> Counter[int]:
 
 
 def _nearest(instance: Instance, before: int, after: int, nodes: Sequence[int]) -> int:
-    """Return the node that costs least between two others; of equals the first."""
+    """Return the cheapest node to visit between two others, the first one among equals."""
     hop_s = instance.hop_s
     return min(
         nodes, key=lambda node: (hop_s[before][node] + hop_s[node][after] + instance.forward_s[node], node)
@@ -80,8 +81,8 @@ def _nearest(instance: Instance, before: int, after: int, nodes: Sequence[int]) 
 def _shortest(
     instance: Instance, data_node: int, lost: Collection[int], gone: Collection[int], taken: Mapping[int, int]
 ) -> Path | None:
-    """Return a path of two stages over what is left, preferably to a node with a free slot as far as
-    known."""
+    """Return a path of two stages over the remaining nodes, to one that seems to have a free slot if
+    possible."""
     others = [node for nodes in instance.stages[1:] for node in nodes if node not in lost]
     if not others:
         return (data_node,)
@@ -94,11 +95,11 @@ def _shortest(
 
 @lru_cache(maxsize=8)
 def neighbours(instance: Instance) -> tuple[int | None, ...]:
-    """Return, by node, the node that keeps a copy of its state: one of another stage, as near as possible.
+    """Return, by node, the node that keeps a copy of its state: as near as possible, and of another stage.
 
-    Copies are spread: a node takes the nearest of those that keep fewest, the nodes of the largest stage
-    first, who have least choice. So nobody keeps more than one
-    above the least that will do. None if the node is in no stage, or if there is no other stage.
+    Copies are spread evenly: each node chooses the nearest of the nodes that keep the fewest copies. Nodes of
+    the largest stage choose first, because they have the least choice. So no node keeps more than one copy
+    above the necessary minimum. None if the node is in no stage, or if there is no other stage.
     """
     hop_s, keeps = instance.hop_s, Counter[int]()
     keeper: list[int | None] = [None] * instance.node_count
@@ -113,8 +114,8 @@ def neighbours(instance: Instance) -> tuple[int | None, ...]:
 
 @lru_cache(maxsize=8)
 def predicted_s(plan: Plan) -> tuple[tuple[float, ...], ...]:
-    """Return [agent][wave]: seconds from the start of a micro-batch's first forward to the end of its last
-    backward, waiting for others included.
+    """Return [agent][wave]: seconds from the start of a micro-batch's first forward pass to the end of its
+    last backward pass, including the time spent waiting for others.
 
     >>> link = ((0.0, 1.0), (1.0, 0.0))
     >>> two = Instance(("a", "b"), (1.0, 1.0), link, (1, 1), ((0,), (1,)), path_length=2, waves=1)

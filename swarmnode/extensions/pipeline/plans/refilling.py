@@ -1,12 +1,13 @@
-"""Fills the existing stages with members: those that stay, those that fill a gap, and newcomers.
+"""Fills existing stages with members: members that stay, members that fill a gap, and newcomers.
 
 planning.py: former stages, costs of those who are left -> [refill_stages] -> Partition -> schedule.py
 
-A stage without members gets a newcomer, or else a member of the stage that loses least; every other newcomer
-takes the stage where it saves most time, by the simulator on the first paths there are. Stage 0 counts for
-more than its time: each data node starts as many micro-batches as it has slots, so with a data node less a
-step is taken on fewer tokens. Where it lacks some, replicas of other stages move there. Nobody else moves:
-changing the stage means loading weights. None of this asks for the time or the order of announcements.
+A stage without members gets a newcomer, or else a member of the stage that loses least by it. Every other
+newcomer joins the stage where it saves the most time, according to the simulator on the first paths found.
+Stage 0 counts for more than its time: each data node starts as many micro-batches as it has slots, so with
+fewer data nodes a step is taken on fewer tokens. If stage 0 lacks data nodes, replicas of other stages move
+there. No other member moves, because a change of stage means loading weights. Nothing here depends on time or
+on the order of announcements.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,28 +18,29 @@ from swarmnode.extensions.pipeline.plans.partition import Partition, partition_o
 from swarmnode.extensions.pipeline.plans.planning_costs import PlanningCosts
 
 HARM = 1.1
-"""Factor of slowdown from which a newcomer stays spare: it would slow every micro-batch by it in any
-stage."""
+"""Factor of slowdown from which a newcomer stays spare: in any stage it would slow down every micro-batch
+by that much."""
 
 LACK = 0.5
-"""Weight of a missing data node, as a share of the time of a micro-batch. One missing of two halves the
-tokens of a step: to have them back, a micro-batch may take half as long again."""
+"""Weight of a missing data node, as a share of a micro-batch's time. If one of two is missing, a step has
+half the tokens; to get the rest back, a micro-batch may take half as long again."""
 
 Groups = list[list[str]]
 """Peer ids of each stage's replicas."""
 
 
 def refill_stages(scene: PlanningCosts, ends: Sequence[int], stage_of: Mapping[str, int]) -> Partition | None:
-    """Return the former stages with every member at its former place, gaps filled and newcomers placed.
+    """Return the former stages with every member in its former place, gaps filled and newcomers placed.
 
-    None if the last stage does not end where the model does, or if these members cannot fill the stages.
+    Returns None if the last stage does not end where the model does, or if these members cannot fill the
+    stages.
     """
     if not ends or ends[-1] != scene.settings.model.layers or len(scene.costs) < len(ends):
         return None
     map_ = _Map(scene, ends)
     newcomers = [peer for peer in scene.costs if not map_.stays(peer, stage_of.get(peer))]
     gaps = [stage for stage, group in enumerate(map_.groups) if not group]
-    # The stage that fewest can hold goes first: for want of data, or of memory.
+    # Fill the stage that the fewest members can hold first (it needs data or much memory).
     for stage in sorted(gaps, key=lambda stage: (map_.count_able(stage), stage)):
         if not map_.fill(stage, newcomers):
             return None
@@ -59,15 +61,15 @@ class _Map:
         self.parts = partition_of(scene.settings, ends, self.groups)
 
     def stays(self, peer: str, stage: int | None) -> bool:
-        """Leave a member in its former stage. Returns False if it had none or can no longer hold it."""
+        """Keep a member in its former stage. Returns False if it had none or can no longer hold it."""
         if stage is None or not self._can(peer, stage):
             return False
         self.groups[stage].append(peer)
         return True
 
     def fill(self, gap: int, newcomers: list[str]) -> bool:
-        """Give an empty stage a member, preferably a newcomer, which is removed from the list. Returns False
-        if none can hold it."""
+        """Give an empty stage a member, preferably a newcomer, which is then removed from the list. Returns
+        False if no member can hold the stage."""
         able = [peer for peer in newcomers if self._can(peer, gap)]
         if not able:
             able = [peer for group in self.groups if len(group) > 1 for peer in group if self._can(peer, gap)]
@@ -81,7 +83,7 @@ class _Map:
         return True
 
     def join(self, peer: str) -> None:
-        """Add a newcomer to the stage where it saves most, unless it only harms."""
+        """Add a newcomer to the stage where it saves the most time, unless it does harm everywhere."""
         able = [stage for stage in range(len(self.groups)) if self._can(peer, stage)]
         if not able:
             return
@@ -91,7 +93,7 @@ class _Map:
             self.groups = self._moved(peer, stage)
 
     def mend(self) -> None:
-        """Move replicas to stage 0 while it lacks data nodes and that is worth the time it costs."""
+        """Move replicas to stage 0 while it lacks data nodes and the move is worth the time it costs."""
         while self._lacks_data(self.groups):
             in_time = self._price(self.groups)[1]
             able = [
@@ -114,8 +116,8 @@ class _Map:
         return sum(self._can(peer, stage) for peer in self._scene.costs)
 
     def _prices(self, choices: Sequence[Groups]) -> list[tuple[float, float]]:
-        """Return two prices of each map: simulated seconds, if possible, weighed by the tokens of a step; and
-        the load of the busiest stage, for maps with gaps."""
+        """Return two prices of each map: the simulated seconds, weighted by the tokens of a step, and the
+        load of the busiest stage, which decides between maps with gaps."""
         found = [self._price(groups) for groups in choices]
         most = max(started for _, started in found)
         prices: list[tuple[float, float]] = []
@@ -144,8 +146,8 @@ class _Map:
         return groups
 
     def _can(self, peer: str, stage: int) -> bool:
-        """Return True if a member has the memory for a stage and one micro-batch, and holds data for stage
-        0."""
+        """Return True if a member has the memory for a stage and one micro-batch and, for stage 0, holds
+        data."""
         member, part = self._scene.costs[peer], self.parts.stages[stage]
         fits = member.free_bytes >= part.held_bytes + part.slot_bytes
         return fits and (stage > 0 or member.holds_data)

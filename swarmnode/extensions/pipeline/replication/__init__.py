@@ -1,1 +1,1 @@
-"""Members that hold the same stage: they add up gradients before a step, and compare weights after it."""
+"""Members that hold the same stage add up their gradients before a step, and compare weights after it."""

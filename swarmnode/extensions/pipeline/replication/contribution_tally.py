@@ -1,12 +1,13 @@
-"""Decides which contributions of an iteration count, by what the replicas that answer say they hold. Pure.
+"""Decides which contributions of an iteration count, from what the answering replicas say they hold. Pure.
 
 replica_exchange.py (contributions that came, what others hold) -> [combined] -> Combined
 
-What more than half of those that answer hold counts, so a replica that died half-way is in no sum or in all
-of them. Out is one that claims many times the others' tokens (they are its weight), or whose gradient a token
-is many times larger. The reference is the lower median: with two replicas the smaller one, since both must
-come to the same answer, and a step left out costs less than one gone wrong. Whoever tells two stories may
-leave the others with different sums: the weights after the step are compared (replica_vote.py).
+A contribution counts if more than half of the answering replicas hold it, so one from a replica that died
+half-way is in all sums or in none. A contribution is left out if it claims many times the others' tokens (its
+weight), or if its gradient per token is many times larger. The reference is the lower median. With two
+replicas that is the smaller one: both must get the same answer, and a missing step costs less than a wrong
+one. A replica that tells different stories may leave the others with different sums, so weights are compared
+after the step (replica_vote.py).
 """
 
 from collections import Counter
@@ -19,8 +20,8 @@ from swarmnode.extensions.pipeline.replication.gradient_exchange import Combined
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum
 
 MAX_WEIGHT_RATIO = 8.0
-"""Largest ratio of a replica's tokens to those of the (lower) median one. Slots bound how unequal the plan
-makes them; this bounds how much more than an honest replica a liar can weigh."""
+"""Largest ratio of a replica's tokens to those of the (lower) median one. Slots limit how unequal the plan
+makes them; this limits how much more weight a liar can have than an honest replica."""
 
 Held = Mapping[str, str]
 """By author, the digest of the contribution that a replica holds."""
@@ -33,10 +34,10 @@ def combined(
     *,
     max_norm_ratio: float,
 ) -> Combined:
-    """Return the sum in the order of the peer ids: the same additions at every replica, so the same bits.
+    """Return the sum, added in the order of peer ids: the same additions, and so the same bits, everywhere.
 
-    `came`: by author, our own among them. `faults`: of replicas from which nothing sound came. `held`: what
-    each replica that answers holds, ours among them.
+    `came`: contributions by author, including our own. `faults`: by replica, the reason why no sound
+    contribution came. `held`: the contributions that each answering replica holds, including ours.
     """
     votes = Counter(each for one in held for each in one.items())
     known = [author for author in sorted(came) if 2 * votes[author, came[author].digest] > len(held)]
@@ -67,8 +68,8 @@ def sum_in_order(sums: Sequence[GradientSum]) -> GradientSum:
 
 
 def _within(authors: Sequence[str], max_ratio: float, size: Callable[[str], float]) -> list[str]:
-    """Return the authors with at most this multiple of the lower median size. Sizes of zero do not enter the
-    median."""
+    """Return the authors with at most this multiple of the lower median size. The median ignores sizes of
+    zero."""
     sizes = sorted(found for one in authors if (found := size(one)) > 0)
     if not sizes:
         return list(authors)

@@ -1,9 +1,10 @@
-"""A replica's gradients of an iteration as bytes, and back; checked completely before they count.
+"""Converts a replica's gradients of an iteration to bytes and back, and checks them completely.
 
 StageWorker.take_gradients -> [contribute] -> replica_exchange.py -> [read_values] -> contribution_tally.py
 
-What a replica sends follows from the stage's parameters: those that a micro-batch passed, in the order of
-their names, as one vector of float32. Its head says which, and how many tokens are inside.
+The stage's parameters determine what a replica sends: the gradients of those that a micro-batch passed, in
+the order of their names, as one float32 vector. Its head says which parameters these are, and the number of
+tokens.
 """
 
 import hashlib
@@ -24,7 +25,7 @@ from swarmnode.extensions.pipeline.wire.hop_messages import Count
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 
 MAX_PARAMETERS = 8192
-"""Bound of the tensors of a stage: 64 layers with 14 adapter matrices each are 896."""
+"""Limit on the tensors of a stage. For comparison: 64 layers with 14 adapter matrices each have 896."""
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -38,20 +39,20 @@ class Head(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """A contribution that is sound by itself. contribution_tally.py compares it with those of the others."""
+    """A contribution that is sound by itself. contribution_tally.py compares it with the others."""
 
     head: Head
     data: bytearray
     digest: str
-    """SHA-256 of head and bytes, by which replicas tell each other what they hold."""
+    """SHA-256 of head and bytes. Replicas use it to tell each other what they hold."""
     sum: GradientSum
     norm: float
     """Euclidean norm of the sum over all its parameters."""
 
 
 def contribute(own: GradientSum, bounds: ContributionBounds) -> Contribution:
-    """Return our own contribution. Raises Rejected: not_finite, weight; ModelError for gradients that are not
-    of this stage."""
+    """Return our own contribution. Raises Rejected: not_finite, weight; ModelError for gradients that do not
+    belong to this stage."""
     names = sorted(bounds.shapes)
     for name, tensor in own.tensors.items():
         if tuple(tensor.shape) != bounds.shapes.get(name):
@@ -64,7 +65,7 @@ def contribute(own: GradientSum, bounds: ContributionBounds) -> Contribution:
 
 
 def size_bytes(head: Head, bounds: ContributionBounds) -> int:
-    """Return the number of bytes that belong to a head, before anything is allocated. Raises Rejected:
+    """Return the number of bytes that follow a head, before anything is allocated. Raises Rejected:
     wrong_shape, weight."""
     if head.tokens > bounds.max_tokens or head.visits > bounds.max_visits:
         raise Rejected(ContributionFault.WEIGHT, f"{head.tokens} tokens in {head.visits} micro-batches")
@@ -74,12 +75,12 @@ def size_bytes(head: Head, bounds: ContributionBounds) -> int:
 
 
 def most_bytes(bounds: ContributionBounds) -> int:
-    """Return the largest size of one contribution: every parameter."""
+    """Return the largest size of one contribution, with gradients of every parameter."""
     return 4 * sum(_sizes(list(bounds.shapes), bounds))
 
 
 def read_values(head: Head, data: bytearray, bounds: ContributionBounds) -> Contribution:
-    """Return the contribution of a head and its bytes. Raises Rejected: not_finite, and as `size_bytes`.
+    """Return the contribution of a head and its bytes. Raises Rejected: not_finite, and like `size_bytes`.
 
     Takes seconds for gigabytes.
     """

@@ -1,4 +1,4 @@
-"""The interface by which a stage's replicas agree before and after a step; replica_exchange.py implements it.
+"""The interface with which replicas of a stage agree before and after a step (see replica_exchange.py).
 
 member (GradientSum of its own) -> [GradientExchange.combine] -> Combined -> StageWorker.apply
 member (digest of its weights) -> [GradientExchange.compare] -> ReplicaVote (replica_vote.py) -> alignment.py
@@ -19,15 +19,16 @@ from swarmnode.extensions.pipeline.wire.hop_messages import MAX_PATH, Count, Dig
 
 
 class ContributionFault(StrEnum):
-    """Reason why a replica's gradients are not in the sum, besides those of a bad answer (`Refusal`)."""
+    """Reason why a replica's gradients are not in the sum, in addition to those of a bad answer
+    (`Refusal`)."""
 
     SILENT = "silent"
     """Dead, frozen, or too late for the deadline."""
     WEIGHT = "weight"
-    """More tokens or micro-batches than the plan gives it."""
+    """More tokens or micro-batches than the plan allows."""
     NORM = "norm"
     LATE = "late"
-    """Most others do not hold it, or another one."""
+    """Most other replicas do not hold it, or hold a different one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +39,10 @@ class ContributionBounds:
     """Shapes of the stage's parameters, by global name. They determine the size and order of a
     contribution."""
     max_tokens: int
-    """Bound of the tokens that one replica learns from in one iteration: visiting agents x waves x bound of a
+    """Most tokens that one replica can learn from in one iteration: visiting agents x waves x largest
     micro-batch."""
     max_visits: int
-    """Bound of the micro-batches of one replica in one iteration, including those it takes over from a lost
-    one."""
+    """Most micro-batches of one replica in one iteration, including those taken over from a lost replica."""
 
     @classmethod
     def of(
@@ -62,19 +62,19 @@ class Combined:
     contributors: tuple[str, ...]
     """Peer ids of the contributors, sorted. Our own may be missing."""
     rejected: Mapping[str, str]
-    """The replicas that did not contribute, with the reason."""
+    """Replicas that did not contribute, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class GradientExchangeSettings:
     max_norm_ratio: float = 16.0
-    """Largest ratio of a replica's gradient norm a token to the (lower) median of all replicas. Means over
-    few micro-batches of unequal size differ by single digits."""
+    """Largest ratio of a replica's gradient norm per token to the (lower) median of all replicas. Means over
+    few micro-batches of unequal size differ by single-digit factors."""
     contribution_timeout_s: float = 30.0
-    """Time that a replica may be behind another with its iteration, and that a fetch may take in addition to
-    its bytes."""
+    """Time by which a replica may be behind another one in an iteration, and time that a fetch may take in
+    addition to the transfer of its bytes."""
     round_timeout_s: float = 10.0
-    """Limit of one answer without gradients."""
+    """Time limit of one answer without gradients."""
     least_bytes_per_s: float = 250_000.0
     """Slowest line (2 Mbit/s) over which a contribution is fetched."""
 
@@ -89,7 +89,7 @@ class StageIteration(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
 
 
 class GradientExchange(Protocol):
-    """Averages gradients among the replicas of one stage. `replicas` are peer ids, our own among them."""
+    """Averages gradients among the replicas of one stage. `replicas` are peer ids, including our own."""
 
     async def combine(
         self,
@@ -98,7 +98,7 @@ class GradientExchange(Protocol):
         replicas: Sequence[str],
         bounds: ContributionBounds,
     ) -> Combined:
-        """Return the sum over all replicas whose contribution is sound. Bounded in time whatever they do."""
+        """Return the sum over all replicas with a sound contribution. Ends in time whatever they do."""
         ...
 
     async def compare(
@@ -106,7 +106,7 @@ class GradientExchange(Protocol):
     ) -> ReplicaVote:
         """Compare the state after the step with the other replicas.
 
-        `digest`: of the state after the step. `before`: of the state that we can go back to; empty if we do
-        not know that the pipeline was there.
+        `digest`: of the state after the step. `before`: digest of the state that we can go back to, or empty
+        if we do not know that the pipeline was at that state.
         """
         ...

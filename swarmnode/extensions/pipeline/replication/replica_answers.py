@@ -1,9 +1,9 @@
-"""Answers to the other replicas of our stage: our contribution, what we hold, and the weights after the step.
+"""Answers to other replicas of our stage: our contribution, what we hold, and the weights after the step.
 
 replica_exchange.py (exchanges that run here) -> [ReplicaAnswers] <- incoming_streams.py <- a replica
 
-A question may come before we are as far: it waits, within bounds, until there is an answer. Only replicas of
-our stage are answered, and only about the iteration that runs, the one before and the next.
+A question may come before we have the answer: it waits, within limits, until we do. We answer only replicas
+of our stage, and only about the running iteration, the one before and the next.
 """
 
 from collections import Counter
@@ -28,17 +28,17 @@ from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.waiting import ChangeSignal
 
 KEPT_EXCHANGES = 2
-"""Exchanges that are kept: the running one, and the one before for replicas that come late."""
+"""Number of exchanges kept: the running one, and the one before for replicas that come late."""
 
 MAX_WAITING = 3
-"""Questions of one replica that may wait for us: it goes from one step of the exchange to the next."""
+"""Questions of one replica that may wait for us, since it moves through the steps of the exchange."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(slots=True)
 class OwnAnswers:
-    """What other replicas may ask about one iteration; None where it is not there yet."""
+    """Our answers to questions about one iteration. None: not available yet."""
 
     contribution: Contribution | None = None
     held: HeldContributions | None = None
@@ -46,17 +46,17 @@ class OwnAnswers:
 
 
 class ReplicaAnswers:
-    """Answers questions by `answer`."""
+    """Answers the questions of other replicas with `answer`."""
 
     def __init__(self) -> None:
         self.assignment: Assignment | None = None
-        """Our part in the plan: only replicas of its stage may ask about it."""
+        """Our part in the plan. Only replicas of the same stage may ask about it."""
         self._own = BoundedDict[StageIteration, OwnAnswers](KEPT_EXCHANGES)
         self._changed = ChangeSignal()
         self._waiting: Counter[str] = Counter()
 
     def of(self, stage_iteration: StageIteration) -> OwnAnswers:
-        """Return our answers about an iteration, to be filled in. `tell` says that they were."""
+        """Return our answers about an iteration, to be filled in. Call `tell` afterwards."""
         own = self._own[stage_iteration] = self._own.get(stage_iteration) or OwnAnswers()
         return own
 
@@ -65,7 +65,7 @@ class ReplicaAnswers:
         self._changed.tell()
 
     async def answer(self, incoming: Incoming[Question]) -> Reply:
-        """Answer a question, waiting until it can be. Raises Rejected."""
+        """Answer a question, after waiting until we can. Raises Rejected."""
         peer_id, question = incoming.peer_id, incoming.message
         self._check_asker(peer_id, question.stage_iteration)
 
@@ -80,8 +80,8 @@ class ReplicaAnswers:
         return Reply(await self._until(peer_id, lambda: own().held))
 
     async def _until(self, peer_id: str, ready: Callable[[], _T | None]) -> _T:
-        """Wait until `ready` returns a value. Bounded by the time that the asker gives. Raises Rejected
-        if too many questions of the peer wait."""
+        """Wait until `ready` returns a value. The asker's time limit bounds the wait. Raises Rejected if too
+        many questions of the peer wait."""
         if (found := ready()) is not None:
             return found
         if self._waiting[peer_id] >= MAX_WAITING:
@@ -96,8 +96,8 @@ class ReplicaAnswers:
         return found
 
     def _check_asker(self, peer_id: str, stage_iteration: StageIteration) -> None:
-        """Raises Rejected for a question outside of the plan, before anything is waited for. Nothing is known
-        of a plan that we have yet to take up."""
+        """Raises Rejected for a question that does not fit the plan, before any wait. Questions about a plan
+        that we have not adopted yet cannot be checked."""
         ours = self.assignment
         if ours is None or ours.digest != stage_iteration.plan:
             return

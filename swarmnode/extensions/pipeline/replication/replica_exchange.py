@@ -1,26 +1,28 @@
-"""The replicas of a stage add up their gradients: all survivors sum the same, bit for bit, or know better.
+"""Adds up the gradients of a stage's replicas: survivors get the same sum, bit for bit, or detect otherwise.
 
 StageWorker.take_gradients -> [ReplicaExchange.combine] -> StageWorker.apply -> [ReplicaExchange.compare]
                                  |
               contributions.py (bytes), contribution_tally.py (which of them count)
 
-Why not hivemind's averager: it was measured (docs/pipeline.md, sections 2, 4 and 5). One peer with
-NaN makes everyone's tensors NaN, and one that claims a weight of 1e6 replaces them; when a peer dies inside a
-round, survivors hold different tensors and are not told; members of a group are not authenticated; it must
-fork before CUDA starts, its processes outlive a killed parent (39 minutes, when last looked at), and a group
-with one peer missing forms after 3 s.
+Why not hivemind's averager: we measured it (docs/pipeline.md, sections 2, 4 and 5). One peer with NaN makes
+everyone's tensors NaN, and one that claims a weight of 1e6 replaces them. When a peer dies inside a round,
+survivors hold different tensors and are not told. Members of a group are not authenticated. It must fork
+before CUDA starts, its processes outlive a killed parent (39 minutes, when last looked at), and a group with
+one peer missing forms after 3 s.
 
-1. Gather. Everyone asks every other replica for its contribution. Bounds are checked before bytes are read:
-   tokens and micro-batches, exactly the parameters of the stage. Then finiteness.
-2. Agree. Everyone asks the others which contributions they hold. What most of those that answer hold counts.
-3. Sum, in the order of the peer ids, those whose norm a token is not far above the median
+1. Gather. Each replica asks every other one for its contribution. Bounds are checked before bytes are read:
+   tokens and micro-batches, exactly the parameters of the stage. Then finiteness is checked.
+2. Agree. Each replica asks the others which contributions they hold. A contribution counts if most of the
+   answering replicas hold it.
+3. Sum, in the order of peer ids, the contributions whose norm per token is not far above the median
    (contribution_tally.py).
-4. After the step, compare the weights. Where a death or a lie left different sums, replica_vote.py decides.
+4. After the step, compare the weights. If a death or a lie has caused different sums, replica_vote.py
+   decides.
 
-Everybody sends to everybody: (r - 1) x size out of each of r replicas. A reduce-scatter sends 2 (r - 1) / r x
-size: the same for two replicas, 2/3 of it for three, half for four. But there each replica sees a part of the
-others' gradients and has to believe sums that it cannot check. For adapters (8 MB a stage) the difference is
-under a second at 100 Mbit/s.
+All replicas send to all others: (r - 1) x size out of each of r replicas. A reduce-scatter sends
+2 (r - 1) / r x size: the same for two replicas, 2/3 of it for three, half for four. But then each replica
+sees only a part of the others' gradients, and has to believe sums that it cannot check. For adapters (8 MB
+per stage) the difference is under a second at 100 Mbit/s.
 """
 
 import asyncio
@@ -85,7 +87,7 @@ class ReplicaExchange:
         self._settings = settings or GradientExchangeSettings()
         self._answers = ReplicaAnswers()
         self._silent: frozenset[str] = frozenset()
-        """Replicas that the last exchange was closed without."""
+        """Replicas that did not answer in the last exchange."""
 
     async def __aenter__(self) -> Self:
         handler = ServiceHandler(Question, self._answers.answer, lambda peer_id: peer_id in self._members)
@@ -98,8 +100,8 @@ class ReplicaExchange:
         await self._streams.incoming.end(MemberService.GRADIENTS)
 
     def admit(self, peers: Collection[str], assignment: Assignment | None = None) -> None:
-        """Answer these members from now on, and no others. `assignment`: ours under the plan, which bounds
-        what they may ask."""
+        """Answer only these members from now on. `assignment`: ours under the plan, which limits what they
+        may ask."""
         self._members = frozenset(peers)
         self._answers.assignment = assignment
 
@@ -110,14 +112,14 @@ class ReplicaExchange:
         replicas: Sequence[str],
         bounds: ContributionBounds,
     ) -> Combined:
-        """Implements `GradientExchange.combine`. A frozen replica costs `contribution_timeout_s` and the time
-        that its bytes may take. If our own gradients would be refused by every replica, they count as none.
-        Raises ModelError for gradients that are not of this stage."""
+        """Implements `GradientExchange.combine`. A frozen replica costs `contribution_timeout_s` plus the
+        time for its bytes. If every replica would refuse our own gradients, an empty contribution replaces
+        them. Raises ModelError for gradients that do not belong to this stage."""
         us, answers = self._streams.peer_id, self._answers.of(stage_iteration)
         others = sorted(set(replicas) - {us})
         if not others:
             return Combined(own, (us,), {})
-        # Those of all others share the line.
+        # The contributions of all others share the line.
         fetch_s = len(others) * most_bytes(bounds) / self._settings.least_bytes_per_s
         fetch_s += self._settings.contribution_timeout_s
         answers.contribution = await self._contribution(own, stage_iteration, bounds)
@@ -129,7 +131,7 @@ class ReplicaExchange:
         self._silent = frozenset(peer for peer, fault in faults.items() if fault == ContributionFault.SILENT)
         answers.held = HeldContributions({peer: one.digest for peer, one in came.items()})
         self._answers.tell()
-        # A replica may have begun a whole step later than we did, and waited as long for one that is dead.
+        # A replica may have started a whole step later than we did, and waited equally long for a dead one.
         timeout_s = 2 * fetch_s + self._settings.round_timeout_s
         told = await self._asked(
             set(others) - self._silent, AskHeld(stage_iteration), HeldContributions, lambda _: timeout_s
@@ -141,10 +143,10 @@ class ReplicaExchange:
     async def compare(
         self, digest: str, stage_iteration: StageIteration, replicas: Sequence[str], *, before: str = ""
     ) -> ReplicaVote:
-        """Implements `GradientExchange.compare`; where replicas differ, replica_vote.py decides."""
+        """Implements `GradientExchange.compare`. If replicas differ, replica_vote.py decides."""
         us, answers = self._streams.peer_id, self._answers.of(stage_iteration)
         weights = answers.weights = ReplicaWeights(digest, before)
-        answers.contribution = None  # Its bytes have served their turn.
+        answers.contribution = None  # Its bytes are no longer needed.
         self._answers.tell()
         others = sorted(set(replicas) - {us})
         patient_s, short_s = self._settings.contribution_timeout_s, self._settings.round_timeout_s
@@ -170,7 +172,7 @@ class ReplicaExchange:
     async def _fetch(
         self, peer_id: str, stage_iteration: StageIteration, bounds: ContributionBounds, timeout_s: float
     ) -> Contribution | str:
-        """Return the contribution of a replica, or why there is none."""
+        """Return the contribution of a replica, or the reason why there is none."""
         body = AnswerBody(lambda head: size_bytes(head, bounds))
         try:
             head = await self._streams.ask(
@@ -194,7 +196,7 @@ class ReplicaExchange:
         answer: type[_T],
         timeout_s: Callable[[str], float],
     ) -> dict[str, _T]:
-        """Ask these replicas at once. Returns the answers of those that give one."""
+        """Ask these replicas at the same time. Returns the answers of those that gave one."""
 
         async def ask(peer_id: str) -> _T | None:
             try:

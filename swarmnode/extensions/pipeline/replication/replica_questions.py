@@ -21,24 +21,24 @@ class StageQuestion(MemberMessage, frozen=True):
 
 
 class AskGradients(StageQuestion, frozen=True, tag="gradients"):
-    """Asks for a replica's contribution: its `Head`, with the bytes behind it."""
+    """Asks for a replica's contribution: its `Head`, followed by the bytes."""
 
 
 class AskHeld(StageQuestion, frozen=True, tag="held"):
-    """Asks for the `HeldContributions`, once the replica has what it gets."""
+    """Asks for the `HeldContributions`, once the replica has gathered all that it will get."""
 
 
 class AskDigest(StageQuestion, frozen=True, tag="digest"):
-    """Asks for the `ReplicaWeights`: digests of the weights after the step, and before."""
+    """Asks for the `ReplicaWeights`: the digests of the weights after the step and before it."""
 
 
 Question = AskGradients | AskHeld | AskDigest
 
 
 class HeldContributions(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The sound contributions that a replica holds, its own among them."""
+    """The sound contributions that a replica holds, including its own."""
 
     digests: Annotated[
         dict[Annotated[str, Meta(max_length=MAX_PEER_ID_CHARS)], Digest], Meta(max_length=MAX_REPLICAS)
     ]
-    """By author."""
+    """Digests by author."""

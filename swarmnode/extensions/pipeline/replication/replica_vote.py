@@ -6,22 +6,23 @@ replica_exchange.py (what replicas say) -> [vote_of] -> ReplicaVote -> alignment
 
 Pure. The rule, in this order:
 
-1. The largest side is right; the others take over its state, which must have the digest that was voted for.
-   A replica that does not know where it stands (its state was older than the pipeline) has no vote while
-   another has one, and follows. Where nobody knows, the side with the smallest peer id is followed.
-2. Sides of equal size, as of two replicas that differ: nothing tells which of them is wrong, so none is
-   believed. Each fetches what the others have. Where all are one but for rounding (`is_near`), as between
-   machines of different make, the state of the side with the smallest peer id is taken by all.
-3. Else all go back to the state before the step, where all say that they came from the same: each has it at
-   hand, and a neighbour a copy. To this stage it is as if no gradient had come.
-4. Else each keeps its own and says so.
+1. The largest side is right. The others take over its state, which must have the digest that was voted for.
+   A replica that does not know where it stands (its state was older than the pipeline) has no vote and
+   follows, if any other replica has a vote. If no replica knows, they follow the side with the smallest peer
+   id.
+2. Sides of equal size, as when two replicas differ: nothing shows which of them is wrong, so none is
+   believed. Each fetches the others' states. If all are equal except for rounding (`is_near`), as between
+   different kinds of machines, all take the state of the side with the smallest peer id.
+3. Otherwise, if all say that they came from the same state before the step, all go back to it: each still has
+   it, and a neighbour has a copy. For this stage it is as if no gradient had come.
+4. Otherwise each keeps its own state and logs a warning.
 
-What a liar can gain without a majority: rounding (`NEAR` of a step that the others took too, less than its
-own gradients may move), or a stage that stands still; nobody takes over what it made up. Limits: two liars of
-three replicas are a majority. Who knows nothing follows whoever says it does. Who makes up weights every time
-keeps its stage from learning until it is left out (`pipeline.members`), and every member's log names it.
-Honest replicas that lost sight of each other in the middle of an exchange and differ by more than rounding
-stay apart (4), until they are given an assignment anew.
+What a liar can gain without a majority: rounding (`NEAR` of a step that the others took too, which is less
+than its own gradients may move), or a stage that stands still. No other replica adopts weights that it made
+up. Limits: two liars of three replicas are a majority. A replica that knows nothing follows one that claims
+to know. A replica that makes up weights every time keeps its stage from learning until it is left out
+(`pipeline.members`); every member's log names it. Honest replicas that lost contact in the middle of an
+exchange and differ by more than rounding stay apart (4) until their next assignment.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,9 +37,9 @@ from torch import Tensor
 from swarmnode.extensions.pipeline.wire.hop_messages import Digest
 
 NEAR = 0.01
-"""Weights may differ by this share of the smaller step, moments by an amount that changes the next step by
-this share. Sums are the same bits, so what differs is the arithmetic of the optimizer: 1e-6 in float32, 8e-3
-in bfloat16."""
+"""Weights may differ by this share of the smaller step, and moments by an amount that changes the next step
+by this share. Sums are bitwise equal, so only the optimizer's arithmetic can differ: 1e-6 in float32, 8e-3 in
+bfloat16."""
 
 
 class ReplicaWeights(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -47,7 +48,8 @@ class ReplicaWeights(msgspec.Struct, frozen=True, array_like=True, forbid_unknow
     digest: Digest
     """Digest of the replica's state."""
     before: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = ""
-    """Digest of the state that it can go back to. Empty if it does not know that this was the pipeline's."""
+    """Digest of the state that it can go back to. Empty if it does not know that this was the pipeline's
+    state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,21 +65,21 @@ class VoteSide:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaVote:
-    """The decision if our weights are right, by the reports of the replicas that answered."""
+    """The decision on our weights, based on the reports of the replicas that answered."""
 
     agrees: bool
     ask: tuple[str, ...] = ()
-    """Replicas with the right weights, without us: fetch their state from them."""
+    """Replicas with the right weights, except us: fetch their state."""
     digest: str = ""
     """Digest of the right weights."""
     differs: bool = False
     """True if any two replicas reported different digests."""
     rivals: tuple[VoteSide, ...] = ()
-    """If undecided, the sides of equal size, the one with the smallest peer id first."""
+    """If undecided, the sides of equal size, starting with the side of the smallest peer id."""
 
 
 def vote_of(us: str, said: Mapping[str, ReplicaWeights]) -> ReplicaVote:
-    """Return the vote over the reports `said`, by peer id, ours among them.
+    """Return the vote over the reports `said`, by peer id, including ours.
 
     >>> said = {peer: ReplicaWeights(mark * 64, "0" * 64) for peer, mark in zip("abc", "122")}
     >>> vote_of("a", said).ask, vote_of("b", said).agrees
@@ -102,16 +104,16 @@ def vote_of(us: str, said: Mapping[str, ReplicaWeights]) -> ReplicaVote:
 
 
 def is_near(one: Mapping[str, Tensor], other: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> bool:
-    """Return True if two states after a step from `before` are equal but for rounding. Symmetric in the two.
+    """Return True if two states after a step from `before` are equal except for rounding. Symmetric.
 
-    Tensors are by global name, Adam's moments (`exp_avg/<parameter>`) among them. Moments are compared number
-    by number: where the mean square is next to nothing, a small difference makes a large step.
+    Tensors are by global name, including Adam's moments (`exp_avg/<parameter>`). Moments are compared number
+    by number: where the mean square is almost zero, a small difference causes a large step.
     """
     weights = [name for name in one if "/" not in name]
     if one.keys() != other.keys() or not before.keys() >= {*weights}:
         return False
     step = min(_distance(one, before, weights), _distance(other, before, weights))
-    # Not the other way round: nothing is less than what is not a number.
+    # Not `>`: every comparison with NaN is false.
     if not _distance(one, other, weights) <= NEAR * step:
         return False
     return all(_is_near_moment(one, other, name) for name in one if "/" in name)

@@ -1,1 +1,1 @@
-"""Rollouts through the stages: caches of keys and values, and an engine that drives them."""
+"""Rollouts through the stages: caches of keys and values, and an engine that drives the stages."""

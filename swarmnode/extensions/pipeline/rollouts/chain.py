@@ -1,8 +1,8 @@
-"""The interface between an engine and the stages: token ids go in, hidden states come out.
+"""The interface between an engine and the stages: token ids in, hidden states out.
 
 pipeline_engine.py -> [Chain] -> remote_chain.py (members of a pipeline) | tests/local_chain.py (one process)
 
-A chain decides nothing: it says who stopped a feed and why, and the engine chooses what to do about it.
+A chain makes no decisions: it reports which node stopped a feed and why, and the engine reacts.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,29 +22,29 @@ from swarmnode.extensions.pipeline.wire.refusals import Refusal
 
 
 class StopReason(StrEnum):
-    """Reason why a feed did not come through."""
+    """Reason why a feed was stopped."""
 
     LOST = "lost"
-    """A node does not answer, or gives an answer that no sound node gives: do not ask it again."""
+    """A node does not answer, or gives an answer that no working node gives: do not ask it again."""
     FORGOTTEN = "forgotten"
-    """A node does not have the session, or not the plan: send everything again."""
+    """A node does not know the session or the plan: send everything again."""
     OTHER_PLAN = "other_plan"
-    """A node has its stage under another plan, or none: wait until it has come to ours, or we to another."""
+    """A node holds its stage under another plan, or holds none: wait until both of us have the same plan."""
     OTHER_POLICY = "other_policy"
-    """The weights of a node are of another version; without a node, ours are, since a moment ago."""
+    """A node's weights have another version. Without a node: our own weights have just changed."""
     NO_MEMORY = "no_memory"
-    """A node has no room for this many tokens."""
+    """A node has no room for this number of tokens."""
     NOT_FINITE = "not_finite"
-    """A stage computes NaN or infinity from it."""
+    """A stage's output has NaN or infinity."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """A feed that did not come through. Tokens that nodes before the stop have kept may be sent again."""
+    """A feed that was stopped. Tokens that nodes before the stop have stored may be sent again."""
 
     why: StopReason
     node: int | None
-    """The node at which it stopped; None if unknown."""
+    """The node at which it stopped, or None if unknown."""
     detail: str = ""
 
 
@@ -55,10 +55,10 @@ class ChainFeed:
     route: Route
     session: int
     ids: tuple[int, ...]
-    """All tokens, end to end."""
+    """The tokens of all sequences, end to end."""
     segments: Segments
     version: int
-    """Version of the policy that the tokens must be computed under."""
+    """Policy version that must compute the tokens."""
 
 
 class Chain(Protocol):
@@ -72,21 +72,21 @@ class Chain(Protocol):
 
     @property
     def max_feed_tokens(self) -> int:
-        """Bound of the tokens of one feed."""
+        """Most tokens in one feed."""
         ...
 
     def route(self, path: StagePath, around: Collection[PlanNode] = ()) -> Route | None:
-        """Return the nodes that take a path now, none of `around` among them, perhaps without a stage that no
-        other node holds. None if it is no path here."""
+        """Return the nodes that currently serve a path, without any of `around`. Stages that no other node
+        holds are left out. Returns None if this is not a path here."""
         ...
 
     def run(self, feeds: Sequence[ChainFeed]) -> list[Tensor | Stopped]:
-        """Run the feeds side by side, each along its route. Returns the hidden states [sequences, D] of
+        """Run the feeds at the same time, each along its route. Returns the hidden states [sequences, D] of
         their last tokens."""
         ...
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
-        """Return final norm and head applied: [N, vocabulary] in float32."""
+        """Apply final norm and head. Returns [N, vocabulary] in float32."""
         ...
 
     def give_up(self, route: Route, node: int, why: str) -> None:
@@ -94,25 +94,25 @@ class Chain(Protocol):
         ...
 
     def close_session(self, route: Route, session: int) -> None:
-        """Let nodes forget a session, without waiting for it."""
+        """Tell the nodes to forget a session, without waiting for them."""
         ...
 
 
 @torch.inference_mode()
 def embedded(stage: StageModel, ids: Sequence[int]) -> Tensor:
-    """Return the hidden states [N, D] of token ids that lie end to end."""
+    """Return the hidden states [N, D] of token ids that are given end to end."""
     return stage.embed(torch.tensor(ids, device=stage.device)[None])[0]
 
 
 @torch.inference_mode()
 def logits_of(stage: StageModel, hidden_ND: Tensor) -> Tensor:
-    """Return the logits in float32 of hidden states behind the last stage. On the data stage only."""
+    """Return the logits in float32 of hidden states after the last stage. Only on the data stage."""
     hidden_ND = hidden_ND.to(stage.device, stage.settings.dtype)
     return stage.head(stage.final_norm(hidden_ND)).float()
 
 
 def stopped_by(rejected: Rejected, node: int | None) -> Stopped:
-    """Return the stop that the refusal of a stage means for the engine."""
+    """Return the stop that a stage's refusal means for the engine."""
     why = {
         Refusal.UNKNOWN_WORK: StopReason.FORGOTTEN,
         Refusal.UNKNOWN_PLAN: StopReason.FORGOTTEN,

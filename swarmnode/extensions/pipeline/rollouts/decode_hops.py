@@ -1,15 +1,15 @@
-"""Brings a data node's own steps around their path: sends them, waits for them, and finds what stops them.
+"""Sends a data node's own steps around their paths, waits for them, and finds out what stops them.
 
 decode_node.py -> [DecodeHops.run] -> member_streams.py -> the members of the path -> in_flight_steps.py ->
     [DecodeHops]
 
-A step ends with hidden states or with a reason, and with the reason as soon as it is known. Its deadline is
-for what nobody tells: each node waits for the next one a little less long than it is waited for itself, so
-the first to give up is the one before the node at fault, and says so.
+A step ends with hidden states or with a reason, as soon as that is known. Its deadline covers the failures
+that no node reports: each node waits for the next one slightly less long than the node before waits for it.
+So the first to give up is the node before the one at fault, and it reports this.
 
-Members take their stages under a plan a moment after each other, and a newcomer knows no other member before
-it has one. A step that a member is not ready for is sent again until it is, until our own plan changes, or
-until its deadline.
+Members adopt a plan at slightly different times, and a newcomer does not know the other members before it has
+a plan. A step that a member is not ready for is sent again until the member is ready, our own plan changes,
+or the deadline comes.
 """
 
 import asyncio
@@ -35,15 +35,15 @@ logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 1.0
-"""Bound of the growing pause after which a step is sent again to a member that was not ready."""
+"""Limit of the growing pause before a step is sent again to a member that was not ready."""
 
 MARGIN_S = 1.0
 MARGIN_SHARE = 0.2
-"""Time by which a node waits less long than it is waited for itself; of a short time this share."""
+"""A node waits less long than the node before it by this time, or by this share of a short time."""
 
 
 class DecodeHops:
-    """Brings any number of steps around at once."""
+    """Sends any number of steps around at once."""
 
     def __init__(self, streams: MemberStreams, codec: CodecName, in_flight: InFlightSteps) -> None:
         self._streams = streams
@@ -68,7 +68,7 @@ class DecodeHops:
         suspect: Callable[[str, str], None],
     ) -> Tensor | Stopped:
         """Send the output of our own stage around the path of a step at position 0. Returns the hidden states
-        of the last tokens behind its end.
+        of the last tokens after the end of the path.
 
         `suspect(peer_id, why)` is called with a member that keeps us waiting.
         """
@@ -83,7 +83,7 @@ class DecodeHops:
                         if isinstance(result, Tensor) or result.why is not StopReason.OTHER_PLAN:
                             return result
                         if result.node is None:
-                            return result  # it is we who have another plan
+                            return result  # We are the ones with another plan.
                         if not_ready is None:
                             peer_id = members.peers[result.node]
                             logger.info("generation waits for %s: %s", peer_id, result.detail)
@@ -100,7 +100,7 @@ class DecodeHops:
                 return Stopped(StopReason.FORGOTTEN, None, f"nothing came around within {timeout_s:g} s")
 
     async def _result(self, expected: InFlightStep, hidden_ND: Tensor, timeout_s: float) -> Tensor | Stopped:
-        """Send a step of ours to the first node of its path, and wait for the result."""
+        """Send one of our steps to the first node of its path, and wait for the result."""
         expected.begin()
         sending = asyncio.ensure_future(self._begin(expected, hidden_ND, timeout_s))
         self._sending.add(sending)
@@ -108,14 +108,14 @@ class DecodeHops:
         result = await asyncio.shield(expected.found)
         if isinstance(result, Stopped):
             sending.cancel()
-        # Otherwise the answers to our step are on their way back along the path.
+        # Otherwise leave it: the answers to our step are still on their way back along the path.
         return result
 
     async def pass_on(
         self, members: PlanMembers, step: DecodeStep, hidden_ND: Tensor, *, timeout_s: float
     ) -> Stopped | None:
-        """Send what our stage makes of a step to the next node; behind the end of the path only the last
-        tokens. Returns None once that node has passed them on; otherwise the reason why it did not, without a
+        """Send our stage's output of a step to the next node; after the end of the path, only the last
+        tokens. Returns None once that node has passed them on, or else the reason why it did not, without a
         node."""
         timeout_s -= min(MARGIN_S, MARGIN_SHARE * timeout_s)
         position = step.position + 1
@@ -137,7 +137,8 @@ class DecodeHops:
         return None
 
     async def _begin(self, expected: InFlightStep, hidden_ND: Tensor, timeout_s: float) -> None:
-        """Send a step of ours to the first node of its path. The feed ends if it does not take it."""
+        """Send one of our steps to the first node of its path. Ends the feed if that node does not accept
+        it."""
         stopped = await self.pass_on(expected.members, expected.step, hidden_ND, timeout_s=timeout_s)
         if stopped is not None:
             expected.stop(Stopped(stopped.why, expected.step.path[1], stopped.detail))

@@ -1,9 +1,9 @@
-"""Messages that are sent along a path while sequences are generated, bounded before anything is allocated.
+"""Messages sent along a path to generate sequences, with bounds checked before anything is allocated.
 
 decode_node.py -> [decode_messages] -> wire -> [decode_messages] -> decode_node.py
 
 Hidden states follow a `DecodeStep` as raw bytes (codec.py). The data node hears from the last node of the
-path, or from one that could not go on.
+path, or from one that could not continue.
 """
 
 from collections.abc import Mapping
@@ -28,11 +28,11 @@ PathPosition = Annotated[int, Meta(ge=1, le=MAX_PATH)]
 class _OfSession(MemberMessage, frozen=True, kw_only=True):
     plan: Digest
     session: Count
-    """The data node's number of the session."""
+    """Number that the data node gave the session."""
     path: Path
-    """Nodes in order of visit, the data node first."""
+    """Nodes in order of visit, starting with the data node."""
     position: PathPosition
-    """Position of the receiver on the path; behind its end it is the data node again."""
+    """Position of the receiver on the path. The position after the end is the data node again."""
 
     def __post_init__(self) -> None:
         if self.position > len(self.path) or len(set(self.path)) < len(self.path):
@@ -44,13 +44,13 @@ class _OfSession(MemberMessage, frozen=True, kw_only=True):
 
 
 class DecodeStep(_OfSession, frozen=True, kw_only=True, tag="step"):
-    """Hidden states of the tokens of one step, for the node at `position`. Behind the end of the path, only
-    those of the last tokens."""
+    """Hidden states of the tokens of one step, for the node at `position`. After the end of the path, only
+    the hidden states of the last tokens."""
 
     number: Count
-    """Number of the feed. A data node never uses one twice."""
+    """Number of the feed. A data node never uses a number twice."""
     version: Count
-    """Policy version that must compute it."""
+    """Policy version that must compute the step."""
     segments: Segments
     tensor: TensorHeader
 
@@ -66,7 +66,7 @@ class DecodeStep(_OfSession, frozen=True, kw_only=True, tag="step"):
 
 
 class Halted(_OfSession, frozen=True, kw_only=True, tag="halted"):
-    """Tells the data node that one of its feeds does not come. `position` is that of the node at fault."""
+    """Tells the data node that one of its feeds was stopped. `position` is that of the node at fault."""
 
     number: Count
     why: StopReason
@@ -74,9 +74,9 @@ class Halted(_OfSession, frozen=True, kw_only=True, tag="halted"):
 
     @property
     def stopped(self) -> Stopped:
-        """The reason and the node of the stop. A position behind the end is the data node, which the last
-        node of the path did not reach. A stage whose numbers are not finite is lost: only our own say
-        something of our policy."""
+        """The reason and the node of the stop. The position after the end is the data node, which the last
+        node of the path could not reach. A stage with non-finite numbers counts as lost: only those of our
+        own stage tell us about our policy."""
         if self.position == len(self.path):
             return Stopped(StopReason.FORGOTTEN, None, self.detail)
         why = StopReason.LOST if self.why is StopReason.NOT_FINITE else self.why
@@ -91,11 +91,11 @@ DecodeMessage = DecodeStep | Halted | Closed
 
 
 def check_message(message: DecodeMessage, peer_id: str, plans: Mapping[str, PlanMembers]) -> PlanMembers:
-    """Return the members of the plan of a message. Raises Rejected if this peer may not send it to us:
+    """Return the members of a message's plan. Raises Rejected if this peer may not send us the message:
     unknown_plan, not_a_member, wrong_route.
 
-    A step comes from the node before us on its path. A halt comes from the node that it concerns or from a
-    neighbour on the path, so that a member cannot accuse others.
+    A step must come from the node before us on its path. A halt must come from the node that it is about or a
+    neighbour of it on the path, so that a member cannot accuse others.
     """
     members = members_of(message.plan, peer_id, plans)
     if max(message.path) >= len(members.peers):

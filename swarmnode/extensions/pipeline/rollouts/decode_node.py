@@ -1,4 +1,4 @@
-"""Steps of generation between members: each goes around its path once, from the data node and back to it.
+"""Generation steps between members: each goes around its path once, from the data node and back to it.
 
 remote_chain.py (data node) -> [DecodeNode.send_around] -> DecodeNode of the next node -> ... -> the data
                                                            |                                         node
@@ -7,17 +7,18 @@ remote_chain.py (data node) -> [DecodeNode.send_around] -> DecodeNode of the nex
     data node 0           node 3         node 5         data node 0
     embed, own layers -> own layers -> own layers -> norm, head, sampling
 
-A path of n nodes costs n messages a token; were each node asked in turn by the data node, it would be
-2 (n - 1). Between continents that is the speed of generation: each message is 50 to 150 ms. So nobody waits
-for an acknowledgement: what comes around is the answer. Who cannot go on says so to the data node (`Halted`),
-as does who sees that the next node refuses, or ends its stream before it has passed the step on. Who says
-nothing is known to be gone (in_flight_steps.py), or given up in the end by the node before it
-(decode_hops.py).
+A path of n nodes costs n messages per token; if the data node asked each node in turn, it would be 2 (n - 1).
+Between continents this determines the speed of generation, since each message takes 50 to 150 ms. So no node
+waits for an acknowledgement: the result that comes around is the answer. A node that cannot continue tells
+the data node (`Halted`). So does a node whose next node refuses, or ends its stream before it has passed the
+step on. A node that falls silent is either known to be gone (in_flight_steps.py), or the node before it gives
+it up in the end (decode_hops.py).
 
-A stage computes steps of the plan that it is held under and of no other: there it may have other layers.
+A stage computes only steps of the plan that it is held under, because it may have other layers under another
+one.
 
-A step that is brought twice changes nothing (stage_caches.py), so all that anything here can cause is that it
-is brought again: nothing needs to be exactly once.
+A step that arrives twice changes nothing (stage_caches.py), and the worst that any failure here causes is
+that a step is sent again. So nothing has to happen exactly once.
 """
 
 import asyncio
@@ -58,28 +59,28 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.02
 MAX_POLL_S = 0.5
-"""Bounds of the pause with which a step of the next policy version looks if our weights have come to it."""
+"""First and longest pause between checks, in a step of the next policy version, for our new weights."""
 
 TELL_TIMEOUT_S = 10.0
-"""Limit of a message that its receiver can do without."""
+"""Time limit of a message that the receiver can do without."""
 
 NUMBER_BITS = 52
-"""Bits of the number of a feed."""
+"""Number of bits in the number of a feed."""
 
 MAX_REMEMBERED = 1024
-"""Sessions whose path is remembered."""
+"""Number of sessions whose path is remembered."""
 
 _T = TypeVar("_T")
 
 
 class RunInStageThread(Protocol):
-    """Runs a function in the stage's thread, between its other work, and returns its result."""
+    """Runs a function in the stage's thread, between its other work, and returns the result."""
 
     def __call__(self, fn: Callable[[], _T], /) -> Awaitable[_T]: ...
 
 
 class DecodeNode:
-    """One member's part in generation: computes the steps that pass it, sends and receives its own.
+    """One member's part in generation: computes the steps that pass it, and sends and receives its own.
 
     async with DecodeNode(streams, run_in_stage_thread=work.run, version=lambda: worker.iteration) as node:
         node.hold(StageCaches(worker.model, max_bytes=...))
@@ -94,21 +95,21 @@ class DecodeNode:
         version: Callable[[], int],
         codec: CodecName = "none",
     ) -> None:
-        """`version`: returns the policy version of our own stage. It is called in the stage's thread, where
-        it changes together with the weights."""
+        """`version`: returns the policy version of our own stage. It is called in the stage's thread, in
+        which it changes together with the weights."""
         self.run_in_stage_thread = run_in_stage_thread
         self.caches: StageCaches | None = None
         self.plan: str | None = None
-        """Digest of the plan that our stage is held under. None if we have no stage or are about to take
-        another."""
+        """Digest of the plan under which we hold our stage. None if we have no stage or are about to change
+        it."""
         self.on_silent: Callable[[str, str], None] = _ignore
         """Called with the peer id of a member that keeps our steps waiting, and the reason."""
         self.steps = 0
-        """Steps computed here for others."""
+        """Number of steps computed here for other members."""
         self._version = version
         self._streams = streams
         self._plans: dict[str, PlanMembers] = {}
-        """The plan that was adopted last, if any."""
+        """The most recently adopted plan, if any."""
         self._in_flight = InFlightSteps(streams.incoming.refused)
         self._hops = DecodeHops(streams, codec, self._in_flight)
         self._settled = asyncio.Event()
@@ -127,15 +128,15 @@ class DecodeNode:
         await self._streams.incoming.end(MemberService.GENERATION)
 
     def hold(self, caches: StageCaches | None) -> None:
-        """Replace our own stage, to be used under the plan that is adopted next. Sessions of the former stage
-        are forgotten, and steps under way are no longer waited for."""
+        """Replace our own stage, for the plan that is adopted next. Sessions of the former stage are
+        forgotten, and we stop waiting for steps under way."""
         self.caches, self.plan = caches, None
         self._settled.clear()
         self._routes.clear()
         self._in_flight.replanned("our own stage changes")
 
     def adopt(self, members: PlanMembers | None) -> None:
-        """Take steps of this plan from now on. None: the plan has no stage for us."""
+        """Accept steps of this plan from now on. None: the plan has no stage for us."""
         self._settled.set()
         if members is None:
             return
@@ -145,11 +146,11 @@ class DecodeNode:
         self._plans = {members.plan: members}
 
     def lose(self, peer_id: str, why: str) -> None:
-        """Stop waiting for steps that go past a member that is gone."""
+        """Stop waiting for steps whose path includes a member that is gone."""
         self._in_flight.lose(peer_id, why)
 
     async def settled(self) -> None:
-        """Wait until no change of our own stage is under way."""
+        """Wait until our own stage is not being changed."""
         await self._settled.wait()
 
     async def compute(
@@ -163,7 +164,7 @@ class DecodeNode:
         """Return the output of our own stage under this plan, once its weights have this version. The caller
         sets the deadline.
 
-        `hidden` returns the input; it is called in the stage's thread. The node of a Stopped is left open.
+        `hidden` returns the input; it is called in the stage's thread. A returned Stopped has no node.
         """
         caches = self.caches
         if caches is None:
@@ -173,7 +174,7 @@ class DecodeNode:
             if self.plan != plan:
                 return Stopped(StopReason.OTHER_PLAN, None, "holds its stage under another plan")
             own_version = self._version()
-            # Members are a step apart at most: what is farther ahead is not coming.
+            # Members are at most one step apart, so we do not wait for a version farther ahead.
             if own_version > version or own_version + 1 < version:
                 return Stopped(StopReason.OTHER_POLICY, None, f"has version {own_version}, not {version}")
             return None if own_version < version else caches.run(key, segments, hidden(caches.model))
@@ -184,14 +185,14 @@ class DecodeNode:
             return stopped_by(rejected, None)
 
     async def moves_on(self, version: int, *, within_s: float) -> bool:
-        """Wait until our own weights are no longer of this version. Returns False if they still are."""
+        """Wait until our own weights no longer have this version. Returns False if they still do."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 return await self._once(lambda: self._version() != version or None)
         return False
 
     async def _once(self, look: Callable[[], _T | None]) -> _T:
-        """Look in the stage's thread, again and again, until there is something. The caller sets the
+        """Call `look` in the stage's thread, repeatedly, until it returns something. The caller sets the
         deadline."""
         wait_s = POLL_S
         while (found := await self.run_in_stage_thread(look)) is None:
@@ -199,7 +200,7 @@ class DecodeNode:
             wait_s = min(2 * wait_s, MAX_POLL_S)
         return found
 
-    # The data node's half
+    # Data node
 
     async def send_around(
         self,
@@ -213,14 +214,14 @@ class DecodeNode:
         timeout_s: float,
     ) -> Tensor | Stopped:
         """Send the output of our own stage around the path. Returns the hidden states of the last tokens
-        behind its end.
+        after the end of the path.
 
         Ends early with OTHER_PLAN if our own stage changes, and with LOST if a member of the path is gone.
         """
         members = self._plans.get(plan)
         if members is None or plan != self.plan:
             return Stopped(StopReason.OTHER_PLAN, None, "we have another plan")
-        # Who is not on the path cannot guess the number. The type of the tensor is open until it is encoded.
+        # Members off the path cannot guess the number. The dtype of the tensor is set when it is encoded.
         step = DecodeStep(
             plan=plan, session=session, path=path, position=0, number=secrets.randbits(NUMBER_BITS),
             version=version, segments=segments,
@@ -229,13 +230,13 @@ class DecodeNode:
         return await self._hops.run(members, step, hidden_ND, timeout_s=timeout_s, suspect=self.on_silent)
 
     async def close_session(self, plan: str, path: tuple[int, ...], session: int) -> None:
-        """Let the other members forget a session. A member that does not hear of it drops the session when it
-        is idle."""
+        """Tell the other members to forget a session. A member that does not get the message drops the
+        session when it is idle."""
         if (members := self._plans.get(plan)) is not None:
             await self._close_next(members, Closed(plan=plan, session=session, path=path, position=1))
 
     def _check_route(self, members: PlanMembers, message: DecodeStep | Closed) -> None:
-        """Raises Rejected: wrong_route, unless the message is on the route of its session. The first step
+        """Raises Rejected: wrong_route, unless the message follows the route of its session. The first step
         determines the route; after that, only members on it can send messages of the session."""
         key, route = (members.peers[message.path[0]], message.session), (message.plan, message.path)
         if self._routes.setdefault(key, route) != route:
@@ -243,13 +244,13 @@ class DecodeNode:
         if isinstance(message, Closed):
             del self._routes[key]
 
-    # A node on the path
+    # Nodes on the path
 
     def _knows(self, peer_id: str) -> bool:
         return any(peer_id in members.peers for members in self._plans.values())
 
     async def _respond(self, incoming: Incoming[DecodeMessage]) -> Reply:
-        """Handle a message. A step is answered when it has been passed on, so that whoever sent it here sees
+        """Handle a message. A step is answered only after it has been passed on, so that its sender notices
         if we die with it."""
         message = incoming.message
         members = check_message(message, incoming.peer_id, self._plans)
@@ -272,7 +273,7 @@ class DecodeNode:
     async def _go_on(
         self, members: PlanMembers, step: DecodeStep, incoming: Incoming[DecodeMessage]
     ) -> Halted | None:
-        """Compute a step and pass it on. Returns the reason and the position if it could not go on."""
+        """Compute a step and pass it on. Returns the reason and the position if that was not possible."""
         clock, owner = asyncio.get_running_loop().time, members.peers[step.path[0]]
         until_s = clock() + incoming.timeout_s
         async with incoming.payload() as payload:

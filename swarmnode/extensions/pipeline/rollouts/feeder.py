@@ -1,12 +1,12 @@
-"""Determines which tokens of each sequence the stages still need, so that its next token can be sampled.
+"""Determines the tokens of each sequence that the stages still need before its next token can be sampled.
 
 pipeline_engine.py: rows and their tokens -> [Feeder] -> Feed -> chain.py -> hidden state of each row's
     newest token
 
-One rule covers everything: a sequence has tokens, `fed` of them are in a cell at each stage of its route, and
-the others are brought. A new prompt, a resumed answer, one token more, and all of it again after a node was
-lost: the difference is only in `fed`. Sequences with one prompt share it: the first brings it, the others
-get a copy of its columns and bring their own rest, its last token at least.
+One rule covers everything: a sequence has tokens, `fed` of which are stored in a cell at each stage of its
+route, and the others are sent. A new prompt, a resumed answer, one more token, or everything again after a
+node was lost: they differ only in `fed`. Sequences with the same prompt share it: the first sends the prompt,
+and the others copy its columns and send the rest of their tokens, at least the last one.
 """
 
 import logging
@@ -28,14 +28,14 @@ logger = logging.getLogger(__name__)
 SESSION_BITS = 40
 
 MAX_FAILURES = 16
-"""Rounds of failed feeds, with no node less to ask, after which a step is given up. After half of
-them all that were on the way are gone around."""
+"""Rounds of failed feeds after which a step is given up, unless a node was excluded. After half of them,
+nodes that forget a feed are avoided at once."""
 
 PATIENCE = 4
-"""Feeds that a node may forget under one plan and policy before it is gone around."""
+"""Number of feeds that a node may forget, under one plan and policy, before it is avoided."""
 
 MOST_POLICIES = 64
-"""Most policies for which a node is gone around."""
+"""Longest time that a node is avoided, in policy versions."""
 
 
 @dataclass(slots=True)
@@ -46,8 +46,8 @@ class _Sequence:
     fed: int = 0
     cell: int | None = None
     lends: bool = True
-    """True if the columns of its prompt were computed under the newest policy, so that others may copy
-    them."""
+    """True if the columns of its prompt were computed under the newest policy, so that other sequences may
+    copy them."""
 
 
 @dataclass(slots=True)
@@ -71,9 +71,9 @@ class _Trouble:
     rows: set[int] = field(default_factory=set[int])
     tokens: int = 0
     causes: dict[str, None] = field(default_factory=dict[str, None])
-    """Each cause once, in order of its first occurrence."""
+    """Distinct causes, in order of first occurrence."""
     rerouted: int = 0
-    """Sequences that go on without a stage that no node holds any more."""
+    """Sequences that continue without a stage that no node holds any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +92,14 @@ class Feeder:
         self._sequences: dict[int, _Sequence] = {}
         self._sessions: dict[StagePath, _Session] = {}
         self._around: dict[PlanNode, int] = {}
-        """Nodes that are gone around, accused of nothing, and the policies until they are asked again."""
+        """Nodes that are avoided for now, though not given up, and for how many policies."""
         self._forgot: Counter[PlanNode] = Counter()
         self._strikes: Counter[PlanNode] = Counter()
-        """How often a node of the present plan was gone around: each time for twice as many policies."""
+        """How often a node of the current plan was avoided: each time for twice as many policies."""
 
     def route_for(self, prompt_ids: Sequence[int], wanted: StagePath = ()) -> Route:
-        """Return the route of a sequence with this prompt: along the wanted path, or the one chosen for the
-        prompt, without stages that no node holds. Raises EngineError if neither is a path here."""
+        """Return the route of a sequence with this prompt: along the wanted path, or else the one chosen for
+        the prompt, without stages that no node holds. Raises EngineError if neither is a path here."""
         for path in (wanted, self._choose_path(prompt_ids)):
             if path and (route := self._chain.route(path, self._around)) is not None:
                 return route
@@ -119,7 +119,7 @@ class Feeder:
         return self._sequences[row].path
 
     def drop(self, rows: Iterable[int]) -> None:
-        """Remove sequences that have ended. A session without sequences is closed."""
+        """Remove sequences that have ended, and close sessions without sequences."""
         for row in rows:
             sequence = self._sequences.pop(row)
             session = self._sessions.get(sequence.path)
@@ -130,8 +130,8 @@ class Feeder:
                 self._close(sequence.path)
 
     def policy_moved(self) -> None:
-        """Stop lending the columns of present sequences to new ones: they are an earlier policy's. Nodes that
-        were gone around for long enough are asked again."""
+        """Stop lending the columns of current sequences to new ones, because they belong to an earlier
+        policy. Nodes that were avoided for long enough are asked again."""
         self._around = {key: left - 1 for key, left in self._around.items() if left > 1}
         self._forgot.clear()
         for sequence in self._sequences.values():
@@ -145,8 +145,8 @@ class Feeder:
     def bring(self, version: int) -> dict[int, Tensor] | Stopped:
         """Feed all sequences to their ends. Returns the hidden state [D] of each row's newest token.
 
-        Lost and forgetful nodes are worked around. Any other stop is returned: everything that was fed stays
-        fed, and the next call goes on from there. Raises EngineError if working around fails too often.
+        Works around lost and forgetful nodes, and returns any other stop. Everything that was fed stays fed,
+        and the next call continues from there. Raises EngineError if working around fails too often.
         """
         trouble = _Trouble()
         try:
@@ -178,14 +178,14 @@ class Feeder:
             self._restart_failed(failed, trouble)
             if unhelpful is not None:
                 return unhelpful
-            # What was forgotten is brought again, also where its newest token had come through.
+            # Forgotten sequences are sent again, even if their newest token had come through.
             found = {row: hidden for row, hidden in found.items() if self._sequences[row].fed}
         return found
 
     # Planning
 
     def _loads(self, waiting: Collection[int], version: int, trouble: _Trouble) -> list[_Load]:
-        """Return one load for each path, with as many tokens as a feed may have."""
+        """Return one load for each path, with at most as many tokens as a feed can have."""
         by_path: dict[StagePath, list[int]] = {}
         for row in waiting:
             by_path.setdefault(self._settled(self._sequences[row], trouble), []).append(row)
@@ -207,8 +207,8 @@ class Feeder:
         return sequence.path
 
     def _load(self, path: StagePath, rows: Sequence[int], version: int) -> _Load:
-        """Make the feed of one path. Cells are in order, so that a stage need not gather them; sequences that
-        are fed further go first."""
+        """Make the feed of one path. Cells are in order, so that a stage need not gather them. Sequences that
+        have already been fed in part go first."""
         session = self._sessions[path]
         lenders = self._lenders(path)
         left = self._chain.max_feed_tokens
@@ -217,16 +217,16 @@ class Feeder:
         forks: list[tuple[int, int, int]] = []
         for row in sorted(rows, key=lambda row: (self._sequences[row].fed == 0, self._cell(row))):
             sequence = self._sequences[row]
-            # The newest token comes again where its hidden state was not used after all.
+            # Send the newest token again if its hidden state was not used.
             start, lender = min(sequence.fed, len(sequence.ids) - 1), None
             if start == 0 and len(sequence.prompt) > 1:
                 if sequence.prompt in begun:
-                    continue  # its prompt is on its way with another: the next load copies it
+                    continue  # Another sequence is sending the prompt: the next load copies it.
                 if (lender := lenders.get(sequence.prompt)) is not None:
                     start = min(len(sequence.prompt), len(sequence.ids) - 1)
             brought = sequence.ids[start : start + left]
             if not brought:
-                break  # no room is left in this feed
+                break  # The feed has no room left.
             if lender is not None:
                 forks.append((lender, self._cell(row), start))
             elif start == 0:
@@ -244,7 +244,7 @@ class Feeder:
         return _Load(path, feed, tuple(row for row, _, _ in chosen))
 
     def _is_of_no_use(self, stopped: Stopped, route: Route) -> bool:
-        """Return True if another node stays at another policy, or has no room for the only sequence."""
+        """Return True if another node stays at another policy, or has no room for our only sequence."""
         if stopped.node not in route.nodes[1:]:
             return False
         if stopped.why is StopReason.NO_MEMORY:
@@ -252,7 +252,7 @@ class Feeder:
         return stopped.why is StopReason.OTHER_POLICY
 
     def _lenders(self, path: StagePath) -> dict[tuple[int, ...], int]:
-        """Return the cell that holds each prompt completely."""
+        """Return, by prompt, a cell that holds the prompt completely."""
         return {
             sequence.prompt: sequence.cell
             for sequence in self._sequences.values()
@@ -280,8 +280,8 @@ class Feeder:
         return found
 
     def _restart_failed(self, failed: Sequence[tuple[_Load, Stopped]], trouble: _Trouble) -> None:
-        """Close the sessions of failed feeds, so that everything is sent again, along other routes if need
-        be. Raises EngineError if that fails too often and no other node is to blame."""
+        """Close the sessions of failed feeds, so that everything is sent again, along other routes if
+        necessary. Raises EngineError if this happens too often without any node to exclude."""
         if not failed:
             return
         trouble.rounds += 1
@@ -299,9 +299,9 @@ class Feeder:
             self._forget(load.path, trouble)
 
     def _one_less_to_ask(self, failed: Sequence[tuple[_Load, Stopped]], *, hurry: bool) -> bool:
-        """Give up nodes that are lost, and go around those that are of no use now or have forgotten too often
-        (`hurry`: at all); around all that were on the way where nobody says which. Returns True if there is
-        any."""
+        """Give up lost nodes, and avoid nodes that are of no use now or have forgotten too often (with
+        `hurry`: at all). If no node was named, avoid all that were on the way. Returns True if any node was
+        given up or avoided."""
         lost, useless, forgot = set[PlanNode](), set[PlanNode](), set[PlanNode]()
         for load, stopped in failed:
             route = load.feed.route

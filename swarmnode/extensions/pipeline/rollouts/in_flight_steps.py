@@ -1,11 +1,11 @@
-"""A data node's feeds in flight, and the events that end the waiting for them.
+"""A data node's feeds in flight, and the events that end the wait for them.
 
 decode_node.py (what comes around, what halted) --v
 membership.py (who is gone) ----------> [InFlightSteps] -> decode_node.py (send_around) -> remote_chain.py
 decode_node.py (another plan) ---------------^
 
-A feed that nobody holds any more would be waited for until its deadline, which is as long as a slow member
-may take. So whatever is heard of a member, or of the plan, ends what it concerns at once, with the reason.
+Without this, a lost feed would be awaited until its deadline, which is as long as a slow member may take. So
+any news about a member or the plan immediately ends the feeds that it concerns, with the reason.
 """
 
 import asyncio
@@ -26,15 +26,15 @@ Arrival = asyncio.Future[Tensor | Stopped]
 
 @dataclass(slots=True)
 class InFlightStep:
-    """One feed of ours, with the fields that a message about it must have."""
+    """One feed of ours, with the fields that a message about it must match."""
 
     members: PlanMembers
     step: DecodeStep
     """The feed as it leaves our own stage."""
     found: Arrival
-    """Result of the attempt under way."""
+    """Result of the current attempt."""
     news: Arrival
-    """Event that ends the feed at once, also between two attempts: our plan is over, or a member of the path
+    """Event that ends the feed at once, even between two attempts: our plan is over, or a member of the path
     is gone."""
 
     def is_meant(self, message: DecodeStep | Halted) -> bool:
@@ -47,7 +47,7 @@ class InFlightStep:
         return len(self.step.segments.counts), self.step.tensor.shape[1]
 
     def begin(self) -> None:
-        """Wait for another attempt. It has the same number: the result of one before will do."""
+        """Wait for another attempt. It has the same number, so a result of an earlier attempt counts too."""
         self.found = asyncio.get_running_loop().create_future()
 
     def stop(self, stopped: Stopped) -> None:
@@ -61,20 +61,20 @@ class InFlightStep:
 
 
 class InFlightSteps:
-    """A data node's feeds that are waited for, by number.
+    """A data node's awaited feeds, by number.
 
     >>> with in_flight.expect(members, step) as expected:                                  # doctest: +SKIP
     ...     result = await expected.found
     """
 
     def __init__(self, refused: Counter[Refusal]) -> None:
-        """`refused`: counter, by reason, of messages that were not accepted."""
+        """`refused`: counter of messages that were not accepted, by reason."""
         self._refused = refused
         self._expected: dict[int, InFlightStep] = {}
 
     @contextmanager
     def expect(self, members: PlanMembers, step: DecodeStep) -> Iterator[InFlightStep]:
-        """Register a feed for as long as its result is waited for."""
+        """Register a feed while its result is awaited."""
         new = asyncio.get_running_loop().create_future
         self._expected[step.number] = expected = InFlightStep(members, step, new(), new())
         try:
@@ -83,8 +83,7 @@ class InFlightSteps:
             del self._expected[step.number]
 
     def arrived(self, message: DecodeStep | Halted, result: Tensor | Stopped) -> bool:
-        """Resolve a feed with the result that a message brings. Returns True if it was awaited hidden
-        states."""
+        """Resolve a feed with the result in a message. Returns True if that was the awaited hidden states."""
         expected = self._expected.get(message.number)
         if expected is None or expected.found.done() or not expected.is_meant(message):
             self._refused[Refusal.UNKNOWN_WORK] += 1
@@ -97,12 +96,12 @@ class InFlightSteps:
         return isinstance(result, Tensor)
 
     def replanned(self, detail: str) -> None:
-        """End all feeds because our own stage changes: their plan is over."""
+        """End all feeds because our own stage changes, so that their plan is over."""
         for expected in self._expected.values():
             expected.hear(Stopped(StopReason.OTHER_PLAN, None, detail))
 
     def lose(self, peer_id: str, why: str) -> None:
-        """End every feed that goes past a member that is gone."""
+        """End every feed whose path includes a member that is gone."""
         for expected in self._expected.values():
             peers = expected.members.peers
             for node in expected.step.path[1:]:

@@ -1,19 +1,20 @@
-"""A rollout engine whose model is held in stages: the pipeline samples as one node with a bigger policy.
+"""A rollout engine whose model is held in stages: the pipeline samples like one node with a larger policy.
 
 partial_rollouts.py -> [PipelineEngine] -> feeder.py -> chain.py -> the stages, here or at other members
 
-Requests join and leave at every step; each step is one message around each path in use, for all sequences on
-it. The sampling is that of the other engines, on the node that drives: seeds, log-probabilities, abort and
-resume are exact.
+Requests join and leave at every step. Each step is one message around each path in use, for all sequences on
+that path. The driving node samples as the other engines do: seeds, log-probabilities, abort and resume are
+exact.
 
-The path is part of the policy. A request goes along the one it was sampled on before, else along the one
-that `choose_path` gives for its prompt, and says so in `Sampled.path`. When a stage is held by nobody any
-more, what was on it goes on along the rest, and its path is then that one: its last tokens were sampled so.
+The path is part of the policy. A request uses the path that it was sampled on before, or else the one that
+`choose_path` returns for its prompt, and reports it in `Sampled.path`. If no node holds a stage any more, the
+sequences on it continue along the other stages. Their path is then this shorter one, because their last
+tokens were sampled along it.
 
-The weights are at the stages. `set_policy` only names the version that they must have come to, which is the
-pipeline's iteration: a feed of another version is refused, `step` then raises EngineError with everything as
-before, and goes on once `set_policy` has named the new one. There is one policy at a time, so nothing can be
-pinned.
+The weights are at the stages. `set_policy` only names the version that they must have reached, which is the
+pipeline's iteration. A feed of another version is refused: `step` then raises EngineError with everything
+unchanged, and continues once `set_policy` has named the new version. There is only one policy at a time, so
+none can be pinned.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -51,9 +52,9 @@ class PipelineEngine(TorchEngine):
         version: int = 0,
         newest: Callable[[], int] | None = None,
     ) -> None:
-        """`version`: policy version of the stages now. `newest`: returns the version of our own stage and is
-        called before every step, where it may move on without us; running requests then go on under it, as
-        with "keep". Raises ConfigError."""
+        """`version`: policy version that the stages have now. `newest`: returns the version of our own stage
+        and is called before every step. Use it if the version may change without `set_policy`; running
+        requests then continue under the new version, as with "keep". Raises ConfigError."""
         if max_length > chain.max_feed_tokens:
             raise ConfigError(
                 f"sequences of {max_length} tokens, one message through this pipeline has at most "
@@ -81,7 +82,7 @@ class PipelineEngine(TorchEngine):
     def submit(self, requests: Iterable[Request]) -> None:
         asked = list(requests)
         if any(request.version == BASE_VERSION for request in asked):
-            # In use from now on, so that no update can take it away before these have started.
+            # Mark it as used now, so that no update can remove it before these requests have started.
             self._policy(BASE_VERSION)
         super().submit(asked)
 
@@ -142,17 +143,17 @@ class PipelineEngine(TorchEngine):
                 self._running[row] = replace(running, request=request)
 
     def _handle_stop(self, stopped: Stopped) -> None:
-        """Handle a step that was stopped before anything was sampled: put requests back, wait for the next
+        """Handle a step that was stopped before anything was sampled: put requests back, leave it to the next
         step, or raise EngineError."""
         if stopped.why is StopReason.NOT_FINITE:
             version = self._newest.version
             self._drop_everything()
             raise not_finite(version)
         if stopped.why is StopReason.OTHER_POLICY and self._version_now() != self._newest.version:
-            # The pipeline has moved on while the step was under way, so the next step goes on with it.
+            # The pipeline has moved on during the step; the next step uses the new version.
             return
         if stopped.why is StopReason.NO_MEMORY and len(self._running) > 1:
-            # The last to start wait for room.
+            # The requests that started last wait for room.
             rows = sorted(self._running, key=lambda row: self._running[row].first_tick)
             self._fitting = (len(rows) + 1) // 2
             self._put_back(rows[self._fitting :])
@@ -195,7 +196,7 @@ class PipelineEngine(TorchEngine):
             del self._tokens[row], self._logprobs[row]
 
     def _keep(self, row: int, policy: DecodePolicy, token_ids: Sequence[int]) -> None:
-        """Do nothing: keys and values are at the stages, which drop those of sequences that have ended."""
+        """Do nothing: the stages hold keys and values, and drop those of ended sequences."""
 
     def _clear(self) -> None:
         self._feeder.clear()

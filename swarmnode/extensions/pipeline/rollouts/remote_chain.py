@@ -1,13 +1,14 @@
-"""The stages at other members, for an engine that is driven by a thread.
+"""The stages at other members, for an engine that runs in a thread.
 
 pipeline_engine.py (a worker thread) -> [RemoteChain] -> decode_node.py (the event loop) -> the members on
     the path
                                     |
                      own stage and head, in the thread of the stage
 
-The engine's thread waits with a deadline for what the event loop does; all paths of a step are in flight
-at once. While our own stage changes, nothing is: what was in flight ends, and is brought again under the next
-plan. The weights are the pipeline's: a policy is its version here, and nothing is brought to the stages.
+The engine's thread waits, with a deadline, for work on the event loop. All paths of a step are in flight at
+once. While our own stage changes, nothing is in flight: feeds under way end, and are sent again under the
+next plan. The weights belong to the pipeline: here a policy is only a version, and no weights are sent to the
+stages.
 """
 
 import asyncio
@@ -29,19 +30,19 @@ from swarmnode.extensions.pipeline.wire.of_each import of_each
 from swarmnode.extensions.pipeline.wire.services import MAX_TENSOR_BYTES
 
 SPARE_S = 5.0
-"""Time that the engine's thread waits in addition to the limit of the work on the event loop."""
+"""Time that the engine's thread waits in addition to the time limit of work on the event loop."""
 MAX_FEED_TOKENS = 4096
-"""Bound of the tokens of one message: a longer prompt comes in pieces."""
+"""Most tokens in one message: a longer prompt is sent in pieces."""
 MOVE_TIMEOUT_S = 10.0
-"""Limit of the wait for a step of our own weights that another node seems to have taken already."""
+"""Time limit of the wait for our own weights to take a step that another node seems to have taken."""
 SETTLE_TIMEOUT_S = 300.0
-"""Limit of the change of our own stage to the next plan, its weights included."""
+"""Time limit for our own stage to change to the next plan, including its weights."""
 
 _T = TypeVar("_T")
 
 
 class RemoteChain:
-    """A `Chain` over the network, for the data node whose `DecodeNode` this is.
+    """A `Chain` over the network, for the data node that owns the `DecodeNode`.
 
     >>> chain = RemoteChain(node, loop, members, on_lost=print, step_timeout_s=20.0)      # doctest: +SKIP
     >>> engine = PipelineEngine(chain, eos, choose_path=lambda prompt: (0, 1, 2))         # doctest: +SKIP
@@ -57,13 +58,13 @@ class RemoteChain:
         on_lost: Callable[[str, str], None],
         step_timeout_s: float,
     ) -> None:
-        """`node` holds the own stage, with both ends. `on_lost(peer_id, why)` is called on the event loop. A
-        step that has not come around within `step_timeout_s` is looked for."""
+        """`node` holds our own stage, with both ends. `on_lost(peer_id, why)` is called on the event loop.
+        `step_timeout_s`: time after which a step that has not come around counts as stopped."""
         self._node = node
         self._loop = loop
         self._members = members
         self._lost: frozenset[PlanNode] = frozenset()
-        """Plan and node of those that are not asked."""
+        """Plan and number of each node that is not asked any more."""
         self._on_lost = on_lost
         self._step_timeout_s = step_timeout_s
         model = self._caches.model
@@ -74,7 +75,7 @@ class RemoteChain:
         self.max_feed_tokens = min(MAX_FEED_TOKENS, MAX_TENSOR_BYTES // token_bytes)
 
     def adopt_members(self, members: StageHolders) -> None:
-        """Use another plan, in which no node is lost yet. From any thread; steps under way are sent again."""
+        """Use another plan, with no lost nodes yet. From any thread; steps under way are sent again."""
         self._members, self._lost = members, frozenset()
 
     def route(self, path: StagePath, around: Collection[PlanNode] = ()) -> Route | None:
@@ -87,7 +88,7 @@ class RemoteChain:
         return self._wait(self._run_all(feeds), self._step_timeout_s)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
-        # The place may have changed meanwhile: the ends that these hidden states began at go with them.
+        # Our stage may have changed meanwhile: these hidden states belong to the ends where they started.
         ends, self._ends = self._ends or self._caches.model, None
 
         async def compute() -> Tensor:
@@ -190,5 +191,5 @@ class RemoteChain:
 
 
 def _replanned(stopped: Stopped) -> Stopped:
-    """Return the stop for a plan that changed on the way: nodes have other numbers now."""
+    """Return the stop for a plan that changed during the feed: nodes have other numbers now."""
     return Stopped(StopReason.FORGOTTEN, None, f"the plan has changed on the way: {stopped.detail}")

@@ -1,10 +1,10 @@
-"""Chooses the stages that a prompt's completions visit, and the members that hold them now. Pure.
+"""Chooses the stages that a prompt's completions visit, and the members that currently hold them. Pure.
 
 plan -> [routing] -> chain.py, pipeline_engine.py
 
-The path is part of the policy, so it follows from the prompt alone: all completions of a group, whoever
-samples them and whenever they are resumed, take the same. Which of a stage's replicas serves it is another
-matter, since replicas are equal: that may change at any time.
+The path is part of the policy, so it depends only on the prompt: all completions of a group take the same
+path, whichever member samples or resumes them. The replica that serves a stage may change at any time, since
+replicas are equal.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ ChoosePath = Callable[[Sequence[int]], StagePath]
 """Token ids of a prompt -> the path of its completions."""
 
 PlanNode = tuple[str, int]
-"""Digest of a plan and the number of a node in it."""
+"""Digest of a plan, and the number of a node in that plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,26 +27,26 @@ class StageHolders:
     plan: str
     """The plan's digest."""
     peers: tuple[str, ...]
-    """The peer id of each node."""
+    """Peer ids by node."""
     stage_of: tuple[int, ...]
-    """The stage of each node; -1 for one that holds none."""
+    """Stages by node; -1 for a node that holds none."""
     own: int
     """Our node, which samples and holds stage 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The nodes that hold the stages of a path at the moment."""
+    """The nodes that currently hold the stages of a path."""
 
     stages: StagePath
     nodes: tuple[int, ...]
-    """Nodes in order of visit, the sampling node first."""
+    """Nodes in order of visit, starting with the sampling node."""
     plan: str
     """Digest of the plan in which the nodes have these numbers."""
 
 
 def path_of_prompt(paths: Sequence[StagePath], prompt_ids: Sequence[int]) -> StagePath:
-    """Return one of the paths by a hash of the prompt, each about as often as it stands in `paths`.
+    """Return one of the paths by a hash of the prompt, each about as often as it occurs in `paths`.
 
     >>> path_of_prompt([(0, 1), (0, 2)], [5, 6]) == path_of_prompt([(0, 1), (0, 2)], [5, 6])
     True
@@ -56,9 +56,9 @@ def path_of_prompt(paths: Sequence[StagePath], prompt_ids: Sequence[int]) -> Sta
 
 
 def route_along(members: StageHolders, stages: StagePath, lost: Collection[int]) -> Route | None:
-    """Return the route of a path without lost nodes, and without stages of which no node is left.
+    """Return the route of a path without lost nodes, and without stages that have no other nodes.
 
-    Replicas take turns over the paths. None if the plan has no such stages.
+    Replicas take turns over the paths. Returns None if the plan has no such stages.
     """
     if stages[:1] != (0,) or len(set(stages)) < len(stages) or not set(stages) <= set(members.stage_of):
         return None

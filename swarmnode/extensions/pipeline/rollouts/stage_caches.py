@@ -1,14 +1,14 @@
-"""Keys and values at one stage, through whose layers generated sequences pass token by token.
+"""Keys and values at one stage, for sequences that are generated through its layers token by token.
 
 decode_node.py (a member), chain.py (one process) -> [StageCaches] -> stage_model.py
 
-A session belongs to one engine and holds cells, one for each sequence; a column of a cell is a position. So
-sequences of any lengths share a step, new ones join with their whole prompt, and a cell is used again from
-column 0 once its sequence has ended. Every step says where its tokens stand: sending one again changes
-nothing, and a session that was forgotten here is noticed instead of answered with nonsense.
+A session belongs to one engine and has cells, one for each sequence; each column of a cell is a position. So
+sequences of any lengths share a step, new sequences join with their whole prompt, and a cell is reused from
+column 0 once its sequence has ended. Every step states the positions of its tokens. So sending a step again
+changes nothing, and a forgotten session is noticed instead of producing wrong results.
 
-Nothing is allocated before its bytes are counted against its owner's share of `max_bytes`. For one thread:
-that of the stage.
+Nothing is allocated before its bytes are counted against the owner's share of `max_bytes`. For use by one
+thread only, the stage's.
 """
 
 import time
@@ -28,20 +28,20 @@ from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.rollout.decode.prompts.pass_batches import alike
 
 GROWTH_COLUMNS = 64
-"""Positions by which cells grow at once: the cache is copied every 64 tokens."""
+"""Number of positions by which cells grow: the cache is copied every 64 tokens."""
 
 SESSION_IDLE_S = 300.0
 """Time after which an unused session is dropped: its engine is gone, or will send everything again."""
 
 MAX_SESSIONS_PER_OWNER = 64
-"""Bound of the sessions of one engine. It has one for each path that it samples along."""
+"""Most sessions of one engine, which has one for each path that it samples along."""
 
 SessionKey = tuple[str, int]
-"""Peer id of the owner, and its number of the session."""
+"""Peer id of the owner, and the owner's number of the session."""
 
 
 MAX_SEQUENCES = 1024
-"""Bound of the sequences of one step, and of the cells of a session."""
+"""Most sequences in one step, and most cells in a session."""
 
 MAX_POSITIONS = 1 << 20
 
@@ -51,7 +51,7 @@ Positions = Annotated[tuple[Position, ...], Meta(min_length=1, max_length=MAX_SE
 
 
 class Segments(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The tokens that one step brings: one entry for each sequence, the tokens of all lying end to end.
+    """The tokens that one step brings: one entry for each sequence, with the tokens of all end to end.
 
     Raises ValueError on construction if it contradicts itself.
     """
@@ -59,9 +59,9 @@ class Segments(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
     cells: Annotated[tuple[Cell, ...], Meta(max_length=MAX_SEQUENCES)]
     """The cell of each sequence."""
     starts: Positions
-    """Position of the first token that each sequence brings."""
+    """Position of the first token of each sequence in this step."""
     counts: Positions
-    """Tokens that each sequence brings."""
+    """Number of tokens of each sequence in this step."""
     forks: Annotated[tuple[tuple[Cell, Cell, Position], ...], Meta(max_length=MAX_SEQUENCES)] = ()
     """(from, to, length): before anything else, cell `to` becomes a copy of the first `length` columns of
     cell `from`."""
@@ -83,7 +83,7 @@ class Segments(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 def last_rows(hidden_ND: Tensor, segments: Segments) -> Tensor:
-    """Return the last row of each sequence: behind the last stage only those are wanted."""
+    """Return the last row of each sequence: after the last stage, only these are needed."""
     return hidden_ND[[end - 1 for end in accumulate(segments.counts)]]
 
 
@@ -93,7 +93,7 @@ class _Session:
     """Keys [cells, G, columns, E] of each layer, numbered as in the whole model."""
     values: dict[int, Tensor] = field(default_factory=dict[int, Tensor])
     lengths: list[int] = field(default_factory=list[int])
-    """Columns in use, by cell."""
+    """Number of columns in use, by cell."""
     columns: int = 0
     used_s: float = 0.0
 
@@ -120,7 +120,8 @@ class StageCaches:
         idle_s: float = SESSION_IDLE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`owners`: peers that may have sessions, each an equal share of `max_bytes`; none: anybody."""
+        """`owners`: peers that may have sessions, each with an equal share of `max_bytes`. Empty: any peer
+        may."""
         self.model = model
         self._max_bytes = max_bytes // max(len(owners), 1)
         self._owners = owners
@@ -129,7 +130,7 @@ class StageCaches:
         self._layers = range(model.part.first_layer, model.part.end_layer)
         heads, width = model.key_shape
         self.position_bytes = 2 * len(self._layers) * heads * width * model.settings.dtype.itemsize
-        """Bytes of one position of one cell."""
+        """Bytes of one position in one cell."""
         self._sessions: dict[SessionKey, _Session] = {}
 
     def used_bytes(self, owner: str) -> int:
@@ -141,16 +142,16 @@ class StageCaches:
         return len(self._sessions)
 
     def close(self, key: SessionKey) -> None:
-        """Forget a session; an unknown one is ignored."""
+        """Forget a session. An unknown one is ignored."""
         self._sessions.pop(key, None)
 
     @torch.inference_mode()
     def run(self, key: SessionKey, segments: Segments, hidden_ND: Tensor) -> Tensor:
-        """Apply our own layers to hidden states [N, D] of all tokens in `segments`, which lie end to end.
+        """Apply our own layers to hidden states [N, D] of all tokens in `segments`, end to end.
 
-        Raises Rejected, with everything as before: wrong_shape, not_finite, not_a_member, unknown_work (cells
-        that do not reach as far as a start says), no_memory, no_slot. If the output of the layers is
-        not_finite, the next step writes over the columns that it has filled.
+        Raises Rejected, with everything unchanged: wrong_shape, not_finite, not_a_member, unknown_work (a
+        cell is shorter than a start position says), no_memory, no_slot. If the output of the layers is
+        not_finite, the next step overwrites the columns that were filled.
         """
         self._check(segments, hidden_ND)
         hidden_ND = hidden_ND.to(self.model.device, self.model.settings.dtype)
@@ -172,7 +173,7 @@ class StageCaches:
     # Sessions
 
     def _prepared(self, key: SessionKey, segments: Segments) -> _Session:
-        """Return the session with room for the step, its forks done."""
+        """Return the session with room for the step, and with its forks done."""
         if self._owners and key[0] not in self._owners:
             raise Rejected(Refusal.NOT_A_MEMBER, f"{key[0]} holds no data")
         now_s = self._clock()
@@ -181,7 +182,7 @@ class StageCaches:
                 del self._sessions[other]
         session = self._sessions.get(key) or _Session()
         self._check_reach(session, segments)
-        # Padding of a batch is written too, and overwritten by the tokens that come to stand there.
+        # Padding of a batch is written too. Tokens that come to these positions later overwrite it.
         ends = (segments.starts[row] + width for batch, width in _widths(segments) for row in batch)
         targets = (*segments.cells, *(to for _, to, _ in segments.forks))
         self._make_room(key, session, max(targets) + 1, max(ends))
@@ -221,7 +222,7 @@ class StageCaches:
             return
         place: dict[str, Any] = {"device": self.model.device, "dtype": self.model.settings.dtype}
         for kept in (session.keys, session.values):
-            # Layer by layer: what is held twice while it is copied is one layer's.
+            # Layer by layer, so that only one layer is held twice during the copy.
             for layer in self._layers:
                 heads, width = self.model.key_shape
                 grown = torch.zeros(cells, heads, columns, width, **place)
@@ -241,7 +242,7 @@ class StageCaches:
         hidden_ND: Tensor,
         out_ND: Tensor,
     ) -> None:
-        """Run these rows of the step, padded on the right to one width."""
+        """Run these rows of the step, padded on the right to the same width."""
         places_BT, positions_BT = _grid(segments, batch, self.model.device)
         cells = [segments.cells[row] for row in batch]
         cache = _Columns(session, cells, positions_BT, max(segments.starts[row] for row in batch))
@@ -264,7 +265,7 @@ class _Columns:
         self._positions_BT = positions_BT
         self._cells_B1 = torch.tensor(cells, device=positions_BT.device)[:, None]
         self._seen = latest_start + positions_BT.shape[1]
-        # Cells in order from the first need no copy of what is kept.
+        # If the cells are 0, 1, 2, ..., the stored values can be used without a copy.
         self._in_order = list(cells) == list(range(len(cells)))
         self._columns_K = torch.arange(self._seen, device=positions_BT.device)
 
@@ -294,7 +295,7 @@ def _batches(segments: Segments) -> Iterator[list[int]]:
 
 
 def _widths(segments: Segments) -> Iterator[tuple[list[int], int]]:
-    """Yield rows that are computed together, with the tokens of the longest: single tokens first, then
+    """Yield rows that are computed together, with the token count of the longest: first single tokens, then
     prompts."""
     single = [row for row, count in enumerate(segments.counts) if count == 1]
     if single:
@@ -306,8 +307,8 @@ def _widths(segments: Segments) -> Iterator[tuple[list[int], int]]:
 
 
 def _grid(segments: Segments, batch: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the places of a batch's tokens in the end-to-end order, and their positions, both [B, T].
-    Padding repeats the last token of a row, at positions behind it."""
+    """Return the indices of a batch's tokens in the end-to-end order, and their positions, both [B, T].
+    Padding repeats the last token of a row, at positions after it."""
     begins = [0]
     for count in segments.counts:
         begins.append(begins[-1] + count)

@@ -1,1 +1,1 @@
-"""A member as a running node: its process from settings to checkpoints, and whether it holds the data."""
+"""A member as a running node: its process from settings to checkpoints, and its role as a data node."""

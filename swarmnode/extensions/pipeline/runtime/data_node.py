@@ -1,10 +1,10 @@
-"""A member of stage 0 while it holds the data: drives iterations, called by a thread or by a task.
+"""A member of stage 0 while it holds the data: runs iterations for a caller in a thread or a task.
 
 data_roles.py, PipelineLearner (its threads) -> [DataNode] -> membership_supervisor.py (which plan)
                                                            -> pipeline_member.py (iterations)
 
-An iteration that cannot be had under one plan is tried again under the next: members come and go, and what
-the learner wants trained waits here meanwhile.
+If an iteration cannot be run under one plan, it is tried again under the next: members come and go, and the
+learner's work waits here meanwhile.
 """
 
 import asyncio
@@ -31,16 +31,16 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_TRIES = 8
-"""Plans under which one iteration is tried."""
+"""Number of plans under which one iteration is tried."""
 
 
 class RoleChanged(PipelineError):
-    """This member no longer starts micro-batches: under the new plan, others do."""
+    """This member no longer starts micro-batches: other members do under the new plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class IterationPlan:
-    """Paths and waves of one iteration, once the members have agreed on them."""
+    """Paths and waves of one iteration, as agreed on by the members."""
 
     iteration: int
     paths: Mapping[int, StagePath]
@@ -50,8 +50,7 @@ class IterationPlan:
 
 
 class DataNode:
-    """All that the role of a data node works with. Drives iterations on the event loop that it was made
-    on."""
+    """Everything that a data node works with. Runs iterations on the event loop on which it was created."""
 
     def __init__(
         self,
@@ -64,8 +63,8 @@ class DataNode:
         trained: Callable[[TrainReport], None],
         after_step: Callable[[IterationReport], None],
     ) -> None:
-        """`trained`: called with the report of each iteration that no NodeLoop shows. `after_step`: called on
-        the event loop with every report."""
+        """`trained`: called with the report of each iteration that no NodeLoop shows. `after_step`: called
+        with every report, on the event loop."""
         self.parts = parts
         self.own_stage = own_stage
         self.watcher = watcher
@@ -88,25 +87,25 @@ class DataNode:
 
     @property
     def iteration(self) -> int:
-        """Optimizer steps taken: the policy version. From any thread."""
+        """Optimizer steps taken, which is the policy version. Safe to read from any thread."""
         return self._member.iteration
 
     def lost(self, peer_id: str, why: str) -> None:
-        """Tell our present membership of a member that does not answer."""
+        """Report a member that does not answer to our current membership."""
         self._supervisor.membership.lost(peer_id, why)
 
     def stop(self) -> None:
-        """Begin no further iteration. From any thread."""
+        """Start no further iteration. May be called from any thread."""
         self._loop.call_soon_threadsafe(self._stopping.set)
 
     def train(self, feed: Callable[[IterationPlan], Feed]) -> IterationReport | None:
-        """Call `drive` from a thread; it blocks."""
+        """Call `drive` from a thread, and block until it returns."""
         return self.call(self.drive(feed))
 
     def whole_state(self) -> Assembled:
         """Return the adapters of all stages with their moments, of the newest step that all members still
-        have. From a thread. With full training there is no adapter: the members' own checkpoints hold the
-        weights."""
+        have. To be called from a thread. With full training there is no adapter: the weights are in the
+        members' own checkpoints."""
         return self.call(self.own_stage.whole_state(self.iteration))
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
@@ -119,8 +118,7 @@ class DataNode:
     async def drive(self, feed: Callable[[IterationPlan], Feed]) -> IterationReport | None:
         """Run one iteration to its end. Returns None if we were stopped before it began.
 
-        `feed` is called with every plan under which the iteration is tried. Raises RoleChanged,
-        PipelineError.
+        `feed` is called with each plan under which the iteration is tried. Raises RoleChanged, PipelineError.
         """
         for _ in range(MAX_TRIES):
             try:
@@ -145,7 +143,7 @@ class DataNode:
         )
 
     async def _agreed(self) -> AgreedPlan | None:
-        """Return the plan for the next iteration once our stage is ready under it; None if we are stopped
+        """Return the plan for the next iteration once our stage is ready under it, or None if we are stopped
         first."""
         waiting = asyncio.ensure_future(self._agreed_and_ready())
         stopping = asyncio.ensure_future(self._stopping.wait())
@@ -157,7 +155,7 @@ class DataNode:
         finally:
             waiting.cancel()
             stopping.cancel()
-            # Neither outlives this call: what is cancelled may still hold the membership for a moment.
+            # Neither task outlives this call: a cancelled one may still hold the membership for a moment.
             await asyncio.gather(waiting, stopping, return_exceptions=True)
 
     async def _agreed_and_ready(self) -> AgreedPlan:
@@ -175,6 +173,6 @@ def iteration_plan_of(agreed: AgreedPlan, peer_id: str, iteration: int) -> Itera
 
 
 def own_paths(agreed: AgreedPlan, peer_id: str) -> dict[int, StagePath]:
-    """Return the stages of each agent that starts at this peer."""
+    """Return the path, as stages, of each agent that starts at this peer."""
     plan, own = agreed.plan, agreed.node_of(peer_id)
     return {agent: plan.stages(agent) for agent, path in enumerate(plan.paths) if path[0] == own}

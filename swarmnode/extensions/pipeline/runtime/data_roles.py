@@ -39,11 +39,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RolloutInputs:
-    """The tasks, tokenizer and checkpoint store that rollouts are made with."""
+    """The tasks, tokenizer and checkpoint store for rollouts."""
 
     tasks: Mapping[str, Task]
     tasks_of_others: Mapping[str, Task]
-    """The tasks again, as they judge rollouts of strangers."""
+    """The same tasks, as used to judge rollouts of strangers."""
     tokenizer: Any
     eos_token_ids: tuple[int, ...]
     store: CheckpointStore
@@ -51,7 +51,7 @@ class RolloutInputs:
 
 
 class RolloutRole:
-    """A node of the swarm whose policy the whole pipeline holds."""
+    """A node of the swarm whose policy is held by the whole pipeline."""
 
     def __init__(self, data_node: DataNode, inputs: RolloutInputs) -> None:
         self._data_node = data_node
@@ -74,7 +74,7 @@ class RolloutRole:
         own = agreed.node_of(self._data_node.peer_id)
         if own is None or agreed.stage_of(self._data_node.peer_id) != 0:
             return
-        # Rollouts are sampled along the paths that they will be trained along.
+        # Rollouts are sampled along the paths along which they will be trained.
         self._paths = tuple(own_paths(agreed, self._data_node.peer_id).values())
         if self._chain is not None:
             self._chain.adopt_members(_members(agreed, own))
@@ -108,8 +108,8 @@ class RolloutRole:
         return self.summary.stopped
 
     def _raise_if_moved(self, group: BaseExceptionGroup[BaseException]) -> None:
-        """Raises RoleChanged if we do not hold stage 0 at the moment: then neither engine nor link can go on,
-        which is no error."""
+        """Raises RoleChanged if we do not hold stage 0 at the moment: engine and network link cannot continue
+        then, but nothing has failed."""
         if group.subgroup((RoleChanged, EngineError)) is None:
             return
         if (changed := group.subgroup(RoleChanged)) is not None:
@@ -176,7 +176,7 @@ class TextRole:
     summary: Summary | None = None
 
     def __init__(self, data_node: DataNode, tokenizer: Any, seed: int) -> None:
-        """Raises ConfigError for text that cannot be read."""
+        """Raises ConfigError if the text cannot be read."""
         config, whole = data_node.parts.config, data_node.parts.whole
         batch = wanted_tokens(config)
         tokens = min(batch, whole.max_positions or 1024, 1024)

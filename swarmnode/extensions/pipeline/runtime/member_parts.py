@@ -1,4 +1,4 @@
-"""The parts that a pipeline member is made of.
+"""The parts of a pipeline member.
 
 run_pipeline.py -> [PipelineParts] -> pipeline_node.py -> data_node.py
 """
@@ -22,7 +22,7 @@ from swarmnode.settings.config import Config
 
 @dataclass(frozen=True, slots=True)
 class PipelineParts:
-    """The parts of a member that is not in the network yet."""
+    """The parts of a member that has not joined the network yet."""
 
     config: Config
     key: NodeKey
@@ -34,12 +34,12 @@ class PipelineParts:
     own_stage: OwnStageSettings
     member: MemberSettings
     costs: Callable[[], MemberCosts]
-    """Returns our own costs, as they are announced."""
+    """Returns our own costs, as we announce them."""
     checkpoints: StageCheckpoints
     earlier: tuple[HeldState, ...] = ()
     """States from checkpoints of an earlier run."""
 
     def rounds_are_done(self, iteration: int) -> bool:
-        """Return True if this is as many optimizer steps as the settings ask for."""
+        """Return True if this is at least the number of optimizer steps in the settings."""
         limit = self.config.node.rounds
         return limit is not None and iteration >= limit

@@ -1,11 +1,11 @@
-"""Our membership of the pipeline, from one coming to the next: one service enters it, leaves it, comes back.
+"""Keeps a node in its pipeline: one service that joins it, leaves it, and comes back.
 
 pipeline_node.py (we have lost track) ----------v
 data_node.py (which plan is next) -> [MembershipSupervisor] -> membership.py
 
-A membership ends when we have lost track of the others, or when it fails; then we come back as one who holds
-nothing, and whoever asks meanwhile waits. Failures one after the other are given up: the last error ends the
-node.
+A membership ends when we have lost track of the other members, or when it fails. Then we come back as a
+member that holds nothing, and callers wait meanwhile. After too many failures in a row, the last error ends
+the node.
 """
 
 import asyncio
@@ -24,13 +24,13 @@ from swarmnode.node.building.policies import plain_error
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 6
-"""Failures in a row after which the node ends: with the pauses between them, half a minute."""
+"""Failures in a row after which the node ends: half a minute, with the pauses between them."""
 
 FIRST_PAUSE_S = 1.0
 """Pause before a membership that failed is tried again; it doubles each time."""
 
 LASTING_S = 120.0
-"""Time after which a failing membership counts as the first failure again."""
+"""A membership that lasted longer than this before it failed counts as the first failure again."""
 
 
 class MembershipSupervisor:
@@ -48,8 +48,8 @@ class MembershipSupervisor:
         left: Callable[[], None],
         first_pause_s: float = FIRST_PAUSE_S,
     ) -> None:
-        """`make`: returns another membership, not entered. `steps`: returns the optimizer steps in our
-        weights. `left`: called when a membership is over and another follows."""
+        """`make`: returns a new membership, not entered. `steps`: returns the optimizer steps in our weights.
+        `left`: called when one membership has ended and another follows."""
         self._make = make
         self._steps = steps
         self._left = left
@@ -61,12 +61,12 @@ class MembershipSupervisor:
         self._was_member = False
         self._stack = AsyncExitStack()
         self.membership = make()
-        """The present membership, or the last one while none is entered."""
+        """The current membership, or the next one before it is entered."""
         self.trouble = ""
-        """Reason why we are no member now; empty if we are."""
+        """The reason why we are not a member now; empty if we are."""
 
     async def __aenter__(self) -> Self:
-        """Return once we are a member. Raises the errors that keep us from becoming one, in a group."""
+        """Return once we are a member. Raises, in a group, the errors that keep us from becoming one."""
         async with AsyncExitStack() as stack:
             tasks = await stack.enter_async_context(asyncio.TaskGroup())
             stack.callback(self._end)
@@ -82,19 +82,19 @@ class MembershipSupervisor:
         await self._stack.__aexit__(exc_type, exc, tb)
 
     async def agreed(self, iteration: int) -> AgreedPlan:
-        """Call `Membership.agreed` of the present membership, or of the next one if there is none. Raises
+        """Call `Membership.agreed` of the current membership, or of the next one if there is none. Raises
         ModelError."""
         await self._up.wait()
         return await self.membership.agreed(iteration)
 
     async def come_back(self) -> None:
-        """Leave the pipeline, having lost track of it, and come back as a member that holds nothing."""
+        """Leave the pipeline after losing track of it, and come back as a member that holds nothing."""
         self._up.clear()
         self._over.set()
         await self._up.wait()
 
     def _end(self) -> None:
-        """End the membership without cancelling it: a cancelled one would not tell the others that it
+        """End the membership without cancelling it: a cancelled membership would not tell the others that it
         leaves."""
         self._ending.set()
         self._over.set()
@@ -123,7 +123,7 @@ class MembershipSupervisor:
             self.membership.stepped(self._steps())
 
     async def _failed(self, error: Exception) -> None:
-        """Log the failure and wait a while. Raises the error itself if we have never been a member,
+        """Log the failure and wait a while. Raises the error itself if we have never been a member, and
         PipelineError after too many failures."""
         if not self._was_member:
             raise error

@@ -3,10 +3,11 @@
 pipeline_node.py -> threads -> [PipelineLearner] -> rollout_learner.py (rollouts), data_node.py ->
     extensions/pipeline/
 
-The policy is held by all members together, and one optimizer step a round is what they agree on. A checkpoint
-holds the adapter of all stages under PEFT's names: it is one that `swarmnode eval` and `swarmnode export`
-read, and that a pipeline of another division, or a single machine, goes on from. With full training it holds
-the rounds and what waits to be trained on; the weights are in the members' own checkpoints.
+All members together hold the policy, and they agree on one optimizer step per round. A checkpoint holds the
+adapter of all stages under PEFT's names: `swarmnode eval` and `swarmnode export` can read it, and a pipeline
+with another division into stages, or a single machine, can continue from it. With full training the
+checkpoint holds the rounds and the rollouts that wait for training; the weights are in the members' own
+checkpoints.
 """
 
 import logging
@@ -50,7 +51,7 @@ class PipelineLearner(RolloutLearner):
         seed: int,
         choose_path: ChoosePath,
     ) -> None:
-        """`choose_path`: that of the engine, for groups of strangers."""
+        """`choose_path`: the engine's own, used for groups of strangers."""
         config = data_node.parts.config
         super().__init__(config, engine, renderer, tasks, author=data_node.peer_id, seed=seed)
         self._data_node = data_node
@@ -59,7 +60,7 @@ class PipelineLearner(RolloutLearner):
         self._whole = data_node.parts.whole
         self._own_stage = data_node.parts.own_stage
         self._choose_path = choose_path
-        # One that replays nothing (rules.py): nobody sampled along any path what it would replay.
+        # A rule that replays nothing (rules.py): no path is known for samples that it would replay.
         rule = sharing_rule(config)
         if rule.name != config.exchange.rule:
             logger.info("in a pipeline exchange.rule=%s means %s", config.exchange.rule, rule.name)
@@ -72,14 +73,14 @@ class PipelineLearner(RolloutLearner):
     def resume(self) -> Resumed | None:
         checkpoint = self._store.tidy()
         if checkpoint is None:
-            # A data node that is new in a pipeline goes on with its rounds.
+            # A data node that is new in a pipeline continues with the pipeline's rounds.
             iteration = self._data_node.iteration
             return Resumed(Counters(round=iteration)) if iteration else None
         waiting = read_waiting(checkpoint)
         self.use_newest_policy()
         self._restore_rollouts(waiting.rollouts)
         counters = checkpoint.state.counters
-        # The pipeline may be further than our checkpoint, or a single machine had rounds without a step.
+        # The pipeline may be ahead of our checkpoint, or a single machine may have had rounds without a step.
         counters.round = self._data_node.iteration
         return Resumed(counters)
 
@@ -87,7 +88,7 @@ class PipelineLearner(RolloutLearner):
         feeds: list[RolloutFeed] = []
 
         def feed(iteration_plan: IterationPlan) -> Feed:
-            # Made anew where an iteration has to be begun again under another plan.
+            # Made again if the iteration has to start again under another plan.
             feeds.append(self._feed(iteration_plan, own, external))
             return feeds[-1]
 
@@ -119,7 +120,7 @@ class PipelineLearner(RolloutLearner):
         super().close()
 
     def _update(self) -> PolicyUpdate:
-        # The weights are at the stages: this names the version that they have come to.
+        # The stages hold the weights: this only names the version that they have reached.
         return PolicyUpdate(self._data_node.iteration, {}, 1.0)
 
     def _feed(

@@ -4,8 +4,8 @@ run_pipeline.py -> [PipelineNode] -> membership_supervisor.py (which plan), own_
                         |
      stage 0: a NodeLoop with a PipelineLearner, or text; any other stage: serve until it ends
 
-What a member does follows from the plan, and may change with it. It ends after its rounds, when it is told
-to, or with an error that no other plan would mend.
+The plan determines what a member does, and a new plan may change it. A member ends after its rounds, on
+request, or with an error that no other plan could fix.
 """
 
 import asyncio
@@ -45,10 +45,10 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.5
 
 LINGER_S = 5.0
-"""Time for which a stopped member stays while data nodes live: they may have been stopped with it."""
+"""Time that a stopped member stays while data nodes live: they may have been stopped at the same time."""
 
 FEWEST_TO_GO_ON = 2
-"""Members that a plan waits for when we come back, however many the first one waited for."""
+"""Members that a plan waits for when we come back, even if the first one waited for more."""
 
 
 class PipelineNode:
@@ -61,7 +61,7 @@ class PipelineNode:
     def __init__(
         self, parts: PipelineParts, watcher: Watcher, data_role: Callable[[DataNode], DataRole]
     ) -> None:
-        """`data_role`: makes the role of a data node. Called whenever we come to hold stage 0."""
+        """`data_role`: makes the role of a data node. Called whenever we get stage 0."""
         config = parts.config
         self.parts = parts
         self._watcher = watcher
@@ -98,7 +98,7 @@ class PipelineNode:
 
     @property
     def membership(self) -> Membership:
-        """The present membership."""
+        """The current membership."""
         return self.supervisor.membership
 
     @property
@@ -106,12 +106,12 @@ class PipelineNode:
         return self.parts.rounds_are_done(self.member.iteration)
 
     def announcement(self) -> CostAnnouncement:
-        """Return our costs and links, and our observations of members that our micro-batches passed."""
+        """Return our costs and links, and our observations of the members that our micro-batches passed."""
         observed = self._slowdowns.observed(time.monotonic())
         return CostAnnouncement(self.parts.costs(), self._prober.links(), observed)
 
     def serves(self, page: str) -> None:
-        """Show where the status page is."""
+        """Show the address of the status page."""
         self._board.show(page=page)
 
     def request_stop(self) -> None:
@@ -121,7 +121,7 @@ class PipelineNode:
             self._role.stop()
 
     def _trained(self, report: TrainReport) -> None:
-        """Show an iteration on text that is over, and pass it to the monitors as a round."""
+        """Show a finished iteration on text, and pass it to the monitors as a round."""
         self._board.enter("training", f"iteration {self.member.iteration}")
         self._board.counted(self._view.counters, self.member.iteration)
         self._board.learned(report)
@@ -136,7 +136,7 @@ class PipelineNode:
             self._prober.begin()
             self.own_stage = OwnStage(
                 self.streams, parts.key, parts.whole, parts.own_stage, parts.checkpoints,
-                # Of the membership of the moment: after a rejoin there is another.
+                # Of the current membership: after a rejoin there is another one.
                 living=lambda: self.membership.members(),
                 execution=parts.member,
                 earlier=parts.earlier,
@@ -163,7 +163,7 @@ class PipelineNode:
         await self._stack.aclose()
 
     async def run(self) -> Summary:
-        """Hold the assigned stage and do its work until the node ends."""
+        """Hold the assigned stage and work at it until the node ends."""
         async with asyncio.TaskGroup() as services:
             owned = [
                 services.create_task(supervise("discovery", self.parts.discovery.run)),
@@ -185,7 +185,7 @@ class PipelineNode:
         told = self._role.summary if self._role is not None else None
         return told or summary_of(self.status)
 
-    # What it does
+    # Its work
 
     async def _work(self) -> str:
         while not self._stopping.is_set():
@@ -209,14 +209,15 @@ class PipelineNode:
         return "stopped on request"
 
     def _is_needed(self) -> bool:
-        """Return True if a data node may still evaluate, or collect the stages for its last checkpoint."""
+        """Return True if a living data node may still evaluate, or collect the stages for its last
+        checkpoint."""
         agreed = self.own_stage.agreed
         data = agreed.partition.stages[0].peers if agreed is not None else ()
         return self.peer_id not in data and not set(data).isdisjoint(self.membership.members())
 
     async def _let_data_nodes_save(self) -> None:
-        """Wait a while for living data nodes: if all members are stopped at once, their last checkpoint needs
-        our stage."""
+        """Wait a while for living data nodes: if all members are stopped at once, a data node needs our stage
+        for its last checkpoint."""
         for _ in range(round(LINGER_S / TICK_S)):
             if self.own_stage.part is None or not self._is_needed():
                 return
@@ -229,7 +230,7 @@ class PipelineNode:
         return agreed.stage_of(self.peer_id) == 0
 
     async def _serve(self) -> None:
-        """Hold the stage for one tick while others drive."""
+        """Hold the stage for one tick while data nodes run iterations."""
         part = self.own_stage.part
         if part is None:
             waiting = f"{len(self.membership.members())} members so far{self._why_spare}"
@@ -239,12 +240,12 @@ class PipelineNode:
             self._board.enter("serving", f"{layers}, iteration {self.member.iteration}")
         await wait_at_most(TICK_S, self._stopping)
 
-    # What happens to it
+    # Events
 
     def _new_membership(self) -> Membership:
         parts, settings = self.parts, self.parts.membership
         if self.own_stage.plans:
-            # Whoever comes back goes on with those that are there: the others may be gone for good.
+            # When we come back, we continue with the members that are there: others may be gone for good.
             settings = replace(settings, at_least=min(settings.at_least, FEWEST_TO_GO_ON))
         return Membership(
             parts.host,
@@ -268,7 +269,7 @@ class PipelineNode:
             self._role.replanned(agreed)
 
     async def _follow_steps(self) -> None:
-        """Tell the other members of every step. If we have missed one, come back for a new assignment."""
+        """Tell the other members about every step. If we have missed one, come back for a new assignment."""
         while True:
             await self.own_stage.ready.wait()
             steps = self.member.iteration
@@ -285,14 +286,14 @@ class PipelineNode:
                 self.own_stage.ready.clear()
                 await self.supervisor.come_back()
                 continue
-            # At once: a member that seems to be behind is not waited for when the plan changes.
+            # Report it at once: when the plan changes, nobody waits for a member that seems to be behind.
             self.membership.stepped(self.member.iteration)
             await self.own_stage.stepped()
 
     def _after_step(self, report: IterationReport) -> None:
         self._view.stepped(report)
         agreed = self.own_stage.agreed
-        # The next plan may be there already, whose nodes are others.
+        # The next plan, with other nodes, may already be in place.
         if agreed is not None and agreed.iteration <= report.iteration:
             silent = self.member.lost.union(agreed.peers[node] for node in report.lost)
             self._slowdowns.add(agreed, report, silent, self.membership.presences(), time.monotonic())
@@ -302,7 +303,7 @@ class PipelineNode:
         self._view.lost.add(peer_id)
         self.membership.lost(peer_id, why)
 
-    # What it shows
+    # Status
 
     async def _keep_looking(self) -> None:
         while True:
@@ -311,7 +312,7 @@ class PipelineNode:
             await asyncio.sleep(TICK_S)
 
     def _tell_of_the_dead(self) -> None:
-        """Stop waiting, in iterations and rollouts, for members that are no longer in the pipeline."""
+        """Stop waiting, in iterations and rollouts, for members that have left the pipeline."""
         living = set(self.membership.members())
         for peer_id in self.own_stage.agreed.peers if self.own_stage.agreed is not None else ():
             if peer_id not in living:

@@ -1,4 +1,4 @@
-"""Checks a member's settings and derives from them those of planning and membership. Starts nothing.
+"""Checks a member's settings, and derives the settings of planning and membership from them.
 
 Config -> [check, plan_settings, membership_settings] -> run_pipeline.py
 """
@@ -23,9 +23,9 @@ logger = logging.getLogger(__name__)
 TEXT_WAVES = 4
 MOST_WAVES = 256
 MICRO_BATCH_TOKENS = 1024
-"""Tokens of a micro-batch, unless the settings say otherwise."""
+"""Tokens of a micro-batch by default."""
 BYTES_IN_FLIGHT = 2
-"""Bytes of a number in flight (codec.py)."""
+"""Bytes of a number on the wire (codec.py)."""
 
 
 def check(config: Config) -> None:
@@ -61,8 +61,8 @@ ANYONE = "anyone"
 
 
 def check_closed(config: Config, *, private: bool) -> None:
-    """Raises ConfigError for a pipeline that any peer of a public swarm could join: members believe each
-    other. `private`: only invited nodes are in the swarm."""
+    """Raises ConfigError if any peer of a public swarm could join the pipeline: members trust each other.
+    `private`: only invited nodes are in the swarm."""
     local = IPv4Address(config.network.listen).is_loopback
     if private or local or config.pipeline.members:
         return
@@ -74,7 +74,7 @@ def check_closed(config: Config, *, private: bool) -> None:
 
 
 def plan_settings(config: Config, whole: WholeModel) -> PlanSettings:
-    """Return the settings that all members have to agree on before they can plan together."""
+    """Return the settings that all members must agree on before they can plan together."""
     pipeline, tokens = config.pipeline, batch_tokens(config, whole)
     token_bytes = whole.card.hidden * BYTES_IN_FLIGHT
     if tokens * token_bytes > MAX_TENSOR_BYTES:
@@ -113,7 +113,7 @@ def plan_settings(config: Config, whole: WholeModel) -> PlanSettings:
 
 
 def holds_data(config: Config) -> bool:
-    """Return True if we can be in stage 0: the settings allow it, and the data of micro-batches is here."""
+    """Return True if we can be in stage 0: the settings allow it, and we have the training data."""
     pipeline = config.pipeline
     if not pipeline.data or not pipeline.text:
         return pipeline.data
@@ -127,7 +127,7 @@ def holds_data(config: Config) -> bool:
 
 
 def membership_settings(config: Config) -> MembershipSettings:
-    """Return the settings of membership: peers that may take part, and the number that the first plan waits
+    """Return the settings of membership: the peers that may take part, and how many the first plan waits
     for."""
     pipeline = config.pipeline
     return MembershipSettings(
@@ -139,7 +139,7 @@ def membership_settings(config: Config) -> MembershipSettings:
 
 
 def batch_tokens(config: Config, whole: WholeModel) -> int:
-    """Return the tokens of one micro-batch. There is room for the longest sequence at least, which is sent
+    """Return the tokens of one micro-batch. It has room for at least the longest sequence, which is sent
     alone."""
     tokens = wanted_tokens(config)
     if config.pipeline.text:
@@ -148,12 +148,12 @@ def batch_tokens(config: Config, whole: WholeModel) -> int:
 
 
 def wanted_tokens(config: Config) -> int:
-    """Return the tokens of one micro-batch by the settings."""
+    """Return the tokens of one micro-batch according to the settings."""
     return config.training.micro_batch_tokens or MICRO_BATCH_TOKENS
 
 
 def waves_of(config: Config) -> int:
-    """Return the waves of an iteration: as many as a round of full answers to the longest prompts fills.
+    """Return the waves of an iteration: enough for a round of full-length answers to the longest prompts.
 
     >>> waves_of(Config())
     22

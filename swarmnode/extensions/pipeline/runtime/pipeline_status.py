@@ -14,7 +14,7 @@ from swarmnode.training.records import Counters
 
 
 class PipelineView:
-    """The pipeline's status, kept up to date by its member. Counters are since this start."""
+    """The pipeline's status, kept up to date by the member. Counters start at zero with the process."""
 
     def __init__(self, name: str, peer_id: str) -> None:
         """`name`: of the pipeline."""
@@ -27,7 +27,7 @@ class PipelineView:
         """Rounds, tokens and seconds trained here as a data node."""
 
     def stepped(self, report: IterationReport) -> None:
-        """Record an iteration that was driven from here."""
+        """Record an iteration that this node ran."""
         self.counters.round = report.iteration + 1
         self.counters.tokens += report.tokens
         self.counters.seconds = time.monotonic() - self._started_s

@@ -1,4 +1,4 @@
-"""One run of a pipeline's member as a process: model, measurements, parts, signals, and the last line.
+"""Runs a pipeline member as a process: model, measurements, parts, signals, and the last line of output.
 
 cli join --pipeline NAME -> [run_pipeline] -> pipeline_node.py
 """
@@ -65,13 +65,13 @@ from swarmnode.training.losses import loss_of
 logger = logging.getLogger(__name__)
 
 CACHE_SHARE = 0.25
-"""Share of the memory for the pipeline that keys and values of generation may take."""
+"""Share of the pipeline's memory that the keys and values of generation may take."""
 KEPT_STEPS = 3
 
 
 def run_pipeline(settings: Settings, *, fresh: bool) -> Ending:
-    """Runs a member until it is done or stopped (SIGINT, SIGTERM). The summary as JSON is the last line to
-    print."""
+    """Runs a member until it is done or stopped (SIGINT, SIGTERM). The last line that it prints is the
+    summary as JSON."""
     config, model, paths = settings.config, settings.model, settings.paths
     check(config)
     check_closed(config, private=admission_to(paths, config.swarm.name) is not None)
@@ -113,7 +113,7 @@ async def _serve(node: PipelineNode, seat: Seat) -> Summary:
 
 
 def _announce(node: PipelineNode, page: Page, seat: Seat) -> None:
-    """Leave a note for `swarmnode status`, and log how another machine becomes a member."""
+    """Leave a note for `swarmnode status`, and log how another machine can join."""
     status = node.status
     leave_note(status, seat, page)
     if page.address:
@@ -193,8 +193,8 @@ def _parts(seat: Seat, whole: WholeModel, memory: int, *, fresh: bool) -> Pipeli
 def _earlier(
     checkpoints: StageCheckpoints, store: CheckpointStore, whole: WholeModel
 ) -> tuple[HeldState, ...]:
-    """Return the newest state of this member's own stage, and that of the whole model if it was a data
-    node."""
+    """Return the newest state of this member's own stage and, if it was a data node, that of the whole
+    model."""
     found: list[HeldState] = []
     if (latest := store.latest()) is not None and latest.state.policy_version:
         try:
@@ -234,9 +234,9 @@ def _store(seat: Seat, whole: WholeModel) -> CheckpointStore:
 def _data_role(
     seat: Seat, whole: WholeModel, tasks_of_others: Mapping[str, Task]
 ) -> Callable[[DataNode], DataRole]:
-    """Return a function that makes the data role when it is needed: most members never load a tokenizer."""
+    """Return a function that makes the data role on demand: most members never load a tokenizer."""
     if holds_data(seat.config) and not seat.config.pipeline.text:
-        loss_of(seat.config.training.loss)  # One that cannot be imported is refused before we are a member.
+        loss_of(seat.config.training.loss)  # Refuses a loss that cannot be imported before we are a member.
 
     def make(data_node: DataNode) -> DataRole:
         tokenizer, ends = load_tokenizer(whole)

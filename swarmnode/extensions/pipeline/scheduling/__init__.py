@@ -1,1 +1,1 @@
-"""Paths of one iteration for given nodes, links and stages: searched, simulated, checked."""
+"""Finds, simulates and checks the paths of one iteration for given nodes, links and stages."""

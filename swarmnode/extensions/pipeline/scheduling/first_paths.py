@@ -1,13 +1,13 @@
-"""First paths for all agents: always feasible, cheap to compute, good enough to search from.
+"""First paths for all agents: always feasible, cheap to compute, and good enough to start a search from.
 
 Instance -> agents, visits per stage -> [paths agent by agent] -> schedule.py improves them
 
-The visits of every stage are fixed first, between what it needs and what its slots and the agents allow.
-Then each agent in turn takes its cheapest path through free slots, by dynamic programming over (visits
-made, node). With visits v_s left for A agents left, completing all paths is possible exactly when every v_s
-<= A: so a stage with v_s = A must be visited by every agent from now on, and no other rule is needed. Links
-do not enter that argument, so greed cannot paint itself into a corner. Only a `max_gap` that forbids some
-sets of stages can: then the sets are dealt round robin, and the links choose the nodes.
+The visits of every stage are fixed first, between what the stage needs and what its slots and the agents
+allow. Then each agent in turn takes the cheapest path through free slots, found by dynamic programming over
+(visits made, node). With v_s visits left at stage s and A agents left, all paths can be completed exactly if
+every v_s <= A. So a stage with v_s = A must be visited by every remaining agent, and no other rule is needed.
+Links do not enter this argument, so greedy choices cannot lead to a dead end. Only a `max_gap` that forbids
+some sets of stages can: in that case the sets are dealt round robin, and the links choose the nodes.
 """
 
 from collections.abc import Sequence
@@ -17,19 +17,19 @@ from swarmnode.errors import ConfigError
 from swarmnode.extensions.pipeline.scheduling.instance import Instance, agents, least_visits, turns_of
 
 Route = tuple[int, ...]
-"""Nodes of an agent, its data node first."""
+"""Nodes of an agent, starting with its data node."""
 
 
 def first_paths(instance: Instance) -> list[Route]:
-    """Return a feasible path for every agent, in the order of `agents(instance)`. Raises ConfigError when
-    `max_gap` is too narrow for visits round robin."""
+    """Return a feasible path for every agent, in the order of `agents(instance)`. Raises ConfigError if
+    `max_gap` is too narrow for visits dealt round robin."""
     order = agents(instance)
     visits = stage_visits(instance, len(order))
     gap_binds = instance.max_gap < len(instance.stages) - instance.path_length + 1
     sets = _round_robin(instance, visits, len(order)) if gap_binds else None
     routes = _Routes(instance, visits)
     paths: dict[int, Route] = {}
-    # The first agent of every data node chooses, then the second of each, and so on.
+    # The first agent of every data node chooses first, then the second of each, and so on.
     turns = turns_of(order)
     for turn, agent in enumerate(sorted(range(len(order)), key=turns.__getitem__)):
         paths[agent] = routes.next_path(order[agent], len(order) - turn, sets[turn] if sets else None)
@@ -37,8 +37,8 @@ def first_paths(instance: Instance) -> list[Route]:
 
 
 def stage_visits(instance: Instance, agent_count: int) -> list[int]:
-    """Return the visits of a wave to each stage: as many as each needs, the rest at the stages with the most
-    spare slots, which `agents` has seen to be enough."""
+    """Return the visits of a wave to each stage: as many as each needs, and the rest at the stages with the
+    most spare slots. `agents` has made sure that there are enough."""
     visits = list(least_visits(instance, agent_count))
     most = [min(agent_count, instance.slots(stage)) for stage in range(len(instance.stages))]
     missing = agent_count * instance.path_length - sum(visits)
@@ -48,7 +48,7 @@ def stage_visits(instance: Instance, agent_count: int) -> list[int]:
 
 
 class _Routes:
-    """The slots and visits that are left, and the next agent's cheapest path through them."""
+    """The remaining slots and visits, and the next agent's cheapest path through them."""
 
     def __init__(self, instance: Instance, visits: Sequence[int]) -> None:
         self._instance = instance
@@ -58,7 +58,7 @@ class _Routes:
         self._work_s = [factor * s + 2 * instance.gap_s for s in instance.forward_s]
 
     def next_path(self, data_node: int, agents_left: int, stages: tuple[int, ...] | None) -> Route:
-        """Take and return the cheapest path from `data_node`, through `stages` when they are given."""
+        """Reserve and return the cheapest path from `data_node`, through `stages` if they are given."""
         allowed, forced = self._choices(agents_left, stages)
         path = self._cheapest(data_node, allowed, forced)
         stage_of = self._instance.stage_of
@@ -68,18 +68,18 @@ class _Routes:
         return path
 
     def _choices(self, agents_left: int, stages: tuple[int, ...] | None) -> tuple[list[int], set[int]]:
-        """Return stages that may be visited, and those that must be."""
+        """Return the stages that may be visited, and the stages that must be."""
         if stages is not None:
             return list(stages), set(stages)
         open_stages = [s for s in range(1, len(self._visits)) if self._visits[s]]
         return open_stages, {s for s in open_stages if self._visits[s] == agents_left}
 
     def _cheapest(self, data_node: int, allowed: list[int], forced: set[int]) -> Route:
-        """Return the shortest path with path_length - 1 visits that leaves out no forced stage."""
+        """Return the shortest path with path_length - 1 visits that skips no forced stage."""
         instance, wanted = self._instance, self._instance.path_length - 1
         if wanted == 0:
             return (data_node,)
-        # best[visits][stage]: (seconds, node, predecessor entry) of the ways that end there.
+        # best[visits][stage]: (seconds, node, predecessor entry) of the paths that end there.
         start = (0.0, data_node, None)
         best: list[dict[int, list[_Way]]] = [{0: [start]}, *({} for _ in range(wanted))]
         forced_before = [0] * (len(instance.stages) + 1)
@@ -115,7 +115,7 @@ class _Routes:
 
 
 _Way = tuple[float, int, "_Way | None"]
-"""Seconds so far, the last node, and the way to it."""
+"""Seconds so far, the last node, and the path to it."""
 
 
 def _nodes(way: _Way) -> Route:
@@ -128,7 +128,7 @@ def _nodes(way: _Way) -> Route:
 
 
 def _round_robin(instance: Instance, visits: Sequence[int], agent_count: int) -> list[tuple[int, ...]]:
-    """Return stage sets with these visits: the sorted list of all visits, dealt out like cards. Raises
+    """Return sets of stages with these visits: the sorted list of all visits, dealt like cards. Raises
     ConfigError if a step is wider than max_gap."""
     cards = [stage for stage in range(1, len(visits)) for _ in range(visits[stage])]
     dealt = [tuple(cards[agent::agent_count]) for agent in range(agent_count)]

@@ -1,4 +1,4 @@
-"""The input of scheduling: nodes with a speed and slots, links, stages, and the rules of skipping.
+"""The input of scheduling: nodes with speeds and slots, links, stages, and the rules of skipping.
 
 measured costs, or a file -> [Instance] -> schedule -> Plan -> simulate
 
@@ -20,14 +20,14 @@ import msgspec
 from swarmnode.errors import ConfigError
 
 MAX_FILE_BYTES = 16 * 1024 * 1024
-"""Bound of an instance file: a matrix of MAX_NODES x MAX_NODES in digits."""
+"""Bound of an instance file: enough digits for a matrix of MAX_NODES x MAX_NODES."""
 
 MAX_NODES = 512
-"""Bound of the nodes. More members would plan for minutes; split them into two pipelines."""
+"""Largest number of nodes. Planning for more would take minutes: split them into two pipelines."""
 
 MAX_AGENTS = 8192
-"""Bound of the micro-batches in flight of one plan, so that an announcement cannot make us compute for
-long."""
+"""Largest number of micro-batches in flight in one plan, so that an announcement cannot make us compute for a
+long time."""
 
 Matrix = tuple[tuple[float, ...], ...]
 
@@ -44,26 +44,26 @@ class Instance:
     names: tuple[str, ...]
     """Names of the nodes, for people."""
     forward_s: tuple[float, ...]
-    """By node, seconds of one micro-batch's forward through its stage."""
+    """By node, the seconds of one micro-batch's forward pass through the node's stage."""
     hop_s: Matrix
-    """[i][j]: seconds of one activation, or its gradient, from node i to node j. Links do not slow each other
-    down."""
+    """[i][j]: seconds to send one activation, or its gradient, from node i to node j. Links do not slow each
+    other down."""
     memory: tuple[int, ...]
-    """By node, its slots: micro-batches between their forward and their backward."""
+    """By node, its slots: micro-batches between their forward and backward passes."""
     stages: tuple[tuple[int, ...], ...]
-    """The nodes of each stage; stage 0 are the data nodes. A node may be in none."""
+    """The nodes of each stage. Stage 0 consists of the data nodes. A node may be in no stage."""
     path_length: int
-    """Stages that a micro-batch visits, stage 0 among them."""
+    """Number of stages that a micro-batch visits, including stage 0."""
     waves: int
-    """Micro-batches of an agent in one iteration, one after the other on the same path."""
+    """Micro-batches of each agent in one iteration, one after the other on the same path."""
     backward_factor: float = 1.5
-    """Backward over forward time."""
+    """Backward time divided by forward time."""
     loss_factor: float = 0.25
-    """Head and loss at the data node over its forward time."""
+    """Time of head and loss at the data node, divided by its forward time."""
     gap_s: float = 0.13
-    """Seconds after each task for which a node is not available: launches, copies."""
+    """Seconds after each task during which a node is not available: launches, copies."""
     first_gap_s: float = 0.09
-    """Seconds of that gap after a data node's first forward of a micro-batch."""
+    """The same gap after a data node's first forward pass of a micro-batch."""
     max_gap: int = 4
     """Largest step between the numbers of consecutive visited stages."""
 
@@ -81,11 +81,11 @@ class Instance:
         return stage_of(self.stages, self.node_count)
 
     def slots(self, stage: int) -> int:
-        """Return the micro-batches that the nodes of a stage can hold at once."""
+        """Return the number of micro-batches that the nodes of a stage can hold at once."""
         return sum(self.memory[node] for node in self.stages[stage])
 
     def by_stage(self) -> list[int]:
-        """Return all nodes in the order of stages, within a stage as it lists them; those in none last."""
+        """Return all nodes by stage, in the order listed within each stage. Nodes in no stage come last."""
         placed = [node for nodes in self.stages for node in nodes]
         return placed + sorted(set(range(self.node_count)) - set(placed))
 
@@ -103,9 +103,10 @@ def stage_of(stages: tuple[tuple[int, ...], ...], node_count: int) -> tuple[int,
 def agents(instance: Instance) -> tuple[int, ...]:
     """Return the data node of every agent, i.e. of every micro-batch in flight: as many as the slots allow.
 
-    A data node has an agent for each of its slots. If the other stages cannot hold the visits of so many, the
-    data nodes with the most agents give some up, later ones first. A agents need A * (path_length - 1)
-    visits, at most one of each per stage, hence sum over stages of min(slots, A) >= A * (path_length - 1).
+    A data node has an agent for each of its slots. If the other stages cannot hold the visits of that many
+    agents, the data nodes with the most agents give some up, the last of them first. A agents need
+    A * (path_length - 1) visits, at most one per agent and stage, hence sum over stages of min(slots, A) >=
+    A * (path_length - 1).
     """
     counts = [instance.memory[node] for node in instance.stages[0]]
     others = [instance.slots(stage) for stage in range(1, len(instance.stages))]
@@ -116,7 +117,7 @@ def agents(instance: Instance) -> tuple[int, ...]:
 
 
 def turns_of(data_nodes: Iterable[int]) -> list[int]:
-    """Return the turn of each agent, by its data node, among the agents of that data node: 0, 1, ..."""
+    """Return each agent's turn (0, 1, ...) among the agents of the same data node."""
     seen: Counter[int] = Counter()
     turns: list[int] = []
     for node in data_nodes:
@@ -126,11 +127,11 @@ def turns_of(data_nodes: Iterable[int]) -> list[int]:
 
 
 def least_visits(instance: Instance, agent_count: int) -> tuple[int, ...]:
-    """Return the visits of a wave that each stage needs to learn as fast as the others. All agents visit
+    """Return the visits per wave that each stage needs to learn as fast as the others. All agents visit
     stage 0.
 
-    The visits beyond stage 0 are divided evenly and rounded down; a stage with fewer slots than that needs as
-    many as it has.
+    The visits beyond stage 0 are divided evenly and rounded down. A stage with fewer slots than that needs
+    only as many visits as it has slots.
     """
     others = len(instance.stages) - 1
     share = agent_count * (instance.path_length - 1) // others if others else 0
@@ -138,7 +139,7 @@ def least_visits(instance: Instance, agent_count: int) -> tuple[int, ...]:
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
-    """Keys of an instance file, JSON or TOML, by the fields of `Instance`."""
+    """Keys of an instance file, JSON or TOML, mapped to the fields of `Instance`."""
 
     hop_s: Matrix = msgspec.field(name="delays")
     forward_s: tuple[float, ...] = msgspec.field(name="comp")
@@ -158,8 +159,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 def load_instance(path: Path) -> Instance:
     """Read an instance: `delays` [i][j] s, `comp` s, `memory`, `path_len`, `stages`, `waves`, `locations`.
 
-    JSON, or TOML where the name ends in .toml. The further keys are the fields of `Instance` by their own
-    names. Raises ConfigError for a file that cannot be read, is too large, has an unknown key or
+    The file is TOML if its name ends in .toml, otherwise JSON. The other keys are the fields of `Instance`
+    under their own names. Raises ConfigError if the file cannot be read, is too large, has an unknown key or
     contradicts itself.
     """
     try:
@@ -175,7 +176,7 @@ def load_instance(path: Path) -> Instance:
 
 
 def parse_instance(data: bytes, *, toml: bool = False, where: str = "the instance") -> Instance:
-    """Read an instance from bytes, as `load_instance`. Raises ConfigError."""
+    """Read an instance from bytes, like `load_instance`. Raises ConfigError."""
     try:
         if toml:
             return _from_file(msgspec.convert(tomllib.loads(data.decode()), _File))

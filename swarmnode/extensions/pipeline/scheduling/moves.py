@@ -1,9 +1,9 @@
-"""Small changes of a plan's paths that keep every rule: the moves of the local search.
+"""The moves of the local search: small changes of a plan's paths that keep every rule.
 
 paths -> [RandomMoves.draw] -> Move -> schedule.py keeps it or not
 
-Moves never change how many agents a node has beyond its slots, nor how many visits a stage needs, so a search
-that starts at a feasible plan stays among them without checking.
+Moves never give a node more agents than slots, nor a stage fewer visits than it needs. So a search that
+starts at a feasible plan only meets feasible plans, without checking.
 """
 
 from random import Random
@@ -12,18 +12,18 @@ from swarmnode.extensions.pipeline.scheduling.instance import Instance, agents, 
 from swarmnode.extensions.pipeline.scheduling.plan import path_problem
 
 Route = tuple[int, ...]
-"""The nodes of an agent, its data node first."""
+"""The nodes of an agent, starting with its data node."""
 
 Move = tuple[tuple[int, Route], ...]
-"""The agents whose paths a move changes, with their new paths."""
+"""The agents whose paths the move changes, with their new paths."""
 
 SPARE_SLOT_MOVES = 0.1
-"""Share of moves to a free slot, where there may be one. Of the others half swap nodes, half exchange
+"""Share of moves to a free slot, if there can be one. Of the other moves, half swap nodes and half exchange
 stages."""
 
 
 def apply(paths: list[Route], move: Move) -> Move:
-    """Change the paths. Returns the move that undoes it."""
+    """Apply the move to the paths. Returns the move that undoes it."""
     undo = tuple((agent, paths[agent]) for agent, _ in move)
     for agent, path in move:
         paths[agent] = path
@@ -31,7 +31,7 @@ def apply(paths: list[Route], move: Move) -> Move:
 
 
 class RandomMoves:
-    """Random moves of one instance, drawn from the given generator only."""
+    """Random moves for one instance. All randomness comes from the given generator."""
 
     def __init__(self, instance: Instance, rng: Random) -> None:
         self._instance, self._rng = instance, rng
@@ -44,7 +44,8 @@ class RandomMoves:
         self._nodes = [node for nodes in instance.stages for node in nodes]
 
     def draw(self, paths: list[Route], agent: int) -> Move | None:
-        """Return a move that touches `agent`; None if the drawn kind of move has nothing to change there."""
+        """Return a move that changes `agent`, or None if the drawn kind of move has nothing to change
+        there."""
         if not self._is_tight and self._rng.random() < SPARE_SLOT_MOVES:
             return self._use_spare_slot(paths, agent)
         if len(paths) < 2:
@@ -56,7 +57,7 @@ class RandomMoves:
         return self._exchange_stages(paths, agent, other)
 
     def _swap_nodes(self, paths: list[Route], agent: int, other: int) -> Move | None:
-        """Let two agents at one stage take each other's node there."""
+        """Let two agents at one stage swap their nodes there."""
         mine, theirs = paths[agent], paths[other]
         pairs = [
             (i, j)
@@ -71,8 +72,8 @@ class RandomMoves:
         return (agent, (*mine[:i], b, *mine[i + 1 :])), (other, (*theirs[:j], a, *theirs[j + 1 :]))
 
     def _exchange_stages(self, paths: list[Route], agent: int, other: int) -> Move | None:
-        """Exchange the node of an agent at a stage that another agent skips for that agent's node at a stage
-        that the first one skips."""
+        """Pick a stage of each agent that the other one skips, and let the two agents exchange their visits
+        there."""
         stage_of = self._stage_of
         mine, theirs = paths[agent], paths[other]
         my_stages, their_stages = {stage_of[n] for n in mine}, {stage_of[n] for n in theirs}
@@ -119,8 +120,8 @@ class RandomMoves:
         return tuple(sorted(rest, key=self._stage_of.__getitem__))
 
     def _checked(self, *paths: tuple[int, Route]) -> Move | None:
-        """Return the move if its paths keep `max_gap`, the only rule that sorted paths of the right length
-        can break."""
+        """Return the move if its paths keep `max_gap`, which is the only rule that sorted paths of the right
+        length can break."""
         if self._gap_binds:
             for _, path in paths:
                 if path_problem(self._instance, tuple(self._stage_of[n] for n in path)) is not None:

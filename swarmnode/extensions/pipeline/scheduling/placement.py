@@ -1,17 +1,17 @@
-"""Assigns nodes to stages by their links, before the paths are planned in detail.
+"""Assigns nodes to stages by their links, before paths are planned in detail.
 
 planning_costs.py, or a file -> Instance -> [search] -> Scheduled on another stage map -> schedule
 
-Replicas of a stage average gradients and neighbouring stages pass activations, so both belong behind fast
-links (Holmes, arXiv 2312.03549; DT-FM, arXiv 2206.01288). DT-FM and SkipPipe score a map by the slowest pair
-inside stages and a tour over bottleneck matchings of neighbouring stages. That overlooks that a path which
-may skip chooses its neighbours: a map is worth what its paths can do. So a map's price is what the exact
-simulator says of the first paths that are laid for it:
+Replicas of a stage average gradients, and neighbouring stages exchange activations, so both need fast links
+(Holmes, arXiv 2312.03549; DT-FM, arXiv 2206.01288). DT-FM and SkipPipe score a map by the slowest pair inside
+stages and a tour over bottleneck matchings of neighbouring stages. But a path that may skip stages chooses
+its neighbours, so a map is only as good as its paths. Here a map's price is the exact simulator's result for
+the first paths on that map:
 
-1. Anneal: swap two nodes. Several starts, each from another random map.
-2. The best few are given to the scheduler for some steps; the fastest one stays.
+1. Anneal by swapping two nodes, from several starts, each with another random map.
+2. Give the best few maps to the scheduler for some steps, and keep the fastest.
 
-Deterministic by steps: the same instance, seed and effort give the same map on every machine.
+The search is bounded by steps: the same instance, seed and effort give the same map on every machine.
 """
 
 import random
@@ -26,40 +26,40 @@ from swarmnode.extensions.pipeline.scheduling.schedule import Scheduled, SearchB
 from swarmnode.extensions.pipeline.scheduling.simulator import Simulator
 
 HOT, COLD = 0.02, 0.0004
-"""First and last temperature of annealing, in relation to the price."""
+"""First and last temperature of annealing, relative to the price."""
 FINALISTS = 6
-"""Maps that are given to the scheduler."""
+"""Number of maps that are given to the scheduler."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementTable:
-    """Speed and slots of every node in every stage."""
+    """Speed and slots of each node in each stage."""
 
     forward_s: tuple[tuple[float, ...], ...]
-    """[node][stage]: forward of one micro-batch."""
+    """[node][stage]: seconds of one micro-batch's forward pass."""
     memory: tuple[tuple[int, ...], ...]
     """[node][stage]: micro-batches in flight; 0 if the node cannot or may not hold this stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementEffort:
-    """Length of the search, in steps and not in seconds: members on unequal machines must agree."""
+    """Length of the search, in steps instead of seconds: members on unequal machines must agree."""
 
     starts: int = 12
-    """Random maps to anneal from."""
+    """Number of maps to anneal from: the given one, and random ones."""
     swaps: int = 300
-    """Swaps of two nodes that are tried from each start."""
+    """Swaps of two nodes to try from each start."""
     steps: int = 5000
     """Changes of paths that the scheduler tries for each of the FINALISTS."""
 
 
 StageOf = tuple[int, ...]
-"""A stage map: the stage of every node, -1 for none."""
+"""A stage map: the stage of each node, or -1 for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """A map that was tried, with its first paths; None if none keep every rule."""
+    """A map that was tried, with its first paths. The plan is None if no paths keep every rule."""
 
     plan: Plan | None
     share_s: float
@@ -74,10 +74,10 @@ def search(
     effort: PlacementEffort | None = None,
     table: PlacementTable | None = None,
 ) -> Scheduled:
-    """Search stage maps. Never worse than the given map with the first paths laid for it.
+    """Search stage maps. The result is never worse than the given map with its first paths.
 
-    Stages keep their numbers of nodes. Without `table`, nodes keep their speed and slots wherever they are.
-    Raises ConfigError if a node cannot hold the stage where the given map has it.
+    Each stage keeps its number of nodes. Without `table`, nodes have the same speed and slots in every stage.
+    Raises ConfigError if a node cannot hold its stage on the given map.
     """
     effort = effort or PlacementEffort()
     table = table or _uniform(instance)
@@ -109,7 +109,7 @@ def _anneal(
     rng: random.Random,
     swaps: int,
 ) -> None:
-    """Minimise the price, from this map on. `tried` gets every map that is met."""
+    """Minimise the price, starting from this map. Every map on the way is added to `tried`."""
     at = start
     tried[at] = current = _placed(instance, at, table)
     for swap in range(swaps):
@@ -128,33 +128,33 @@ def _placed(instance: Instance, stage_of: StageOf, table: PlacementTable) -> _Pl
     try:
         plan = first_plan(_on_map(instance, stage_of, table))
     except ConfigError:
-        # Slots change with the map, and with them how often a stage has to be visited.
+        # Slots depend on the map, and with them how many visits each stage needs.
         return _Placed(None, inf, inf)
     run = Simulator(plan.instance).run(plan.paths)
-    # Per micro-batch: slots change with the map, and with them how many are in flight.
+    # Per micro-batch: slots depend on the map, and with them how many micro-batches are in flight.
     count = len(plan.paths)
     return _Placed(plan, run.makespan_s / count, cost_s(run) / count)
 
 
 def _shuffled(stage_of: StageOf, table: PlacementTable, rng: random.Random) -> StageOf:
-    """Return another map, for another start."""
+    """Return a random map, to start from."""
     for _ in range(4 * len(stage_of)):
         stage_of = _swapped(stage_of, table, rng) or stage_of
     return stage_of
 
 
 def _swapped(stage_of: StageOf, table: PlacementTable, rng: random.Random) -> StageOf | None:
-    """Return the map with two random nodes in each other's stage; None if they cannot hold them."""
+    """Return the map with two random nodes swapped, or None if they cannot hold each other's stage."""
     one, other = rng.randrange(len(stage_of)), rng.randrange(len(stage_of))
     swapped = list(stage_of)
     swapped[one], swapped[other] = stage_of[other], stage_of[one]
-    # Outside of the map (-1) nothing is held.
+    # A node that is in no stage (-1) holds nothing.
     can = all(swapped[node] < 0 or table.memory[node][swapped[node]] for node in (one, other))
     return tuple(swapped) if can and stage_of[one] != stage_of[other] else None
 
 
 def _on_map(instance: Instance, stage_of: StageOf, table: PlacementTable) -> Instance:
-    """Return the instance of another map: speeds and slots follow the stages."""
+    """Return the instance on another map: speeds and slots depend on the stages."""
     forward_s, memory = list(instance.forward_s), list(instance.memory)
     stages: list[list[int]] = [[] for _ in instance.stages]
     for node, stage in enumerate(stage_of):

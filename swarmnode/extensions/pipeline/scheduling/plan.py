@@ -1,13 +1,13 @@
-"""The plan of an iteration, on which all members agree: the path of each micro-batch.
+"""The plan of an iteration, which all members agree on: the path of each micro-batch.
 
 schedule -> [Plan] -> simulate, stages, Gantt chart
               |
          violations: what the plan breaks, in words
 
-An agent is a micro-batch slot of a data node: it takes one path, and starts a new micro-batch on it when
-the former is back, `waves` times an iteration. It holds one slot at every node of its path, from before its
-forward there until after its backward. Since `violations` lets no node have more agents than slots, an
-agent never waits for a slot: no plan can deadlock. A free node takes the ready task that came first.
+An agent is a micro-batch slot of a data node. It has one path, and starts a new micro-batch on it when the
+last one is back, `waves` times per iteration. It holds one slot at every node of its path, from before its
+forward pass there until after its backward pass. `violations` allows no node more agents than slots, so an
+agent never waits for a slot, and no plan can deadlock. A free node takes the task that was ready first.
 """
 
 import hashlib
@@ -33,12 +33,12 @@ class Plan:
 
     instance: Instance
     paths: tuple[tuple[int, ...], ...]
-    """Nodes of each agent in order of visit, the data node first. The agents of a data node are released in
-    this order, one forward time after the other."""
+    """Nodes of each agent in order of visit, starting with the data node. The agents of a data node are
+    released in this order, one forward time apart."""
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches of one iteration."""
+        """Number of micro-batches in one iteration."""
         return len(self.paths) * self.instance.waves
 
     def stages(self, agent: int) -> tuple[int, ...]:
@@ -48,7 +48,7 @@ class Plan:
 
 
 def violations(plan: Plan) -> list[str]:
-    """Return every rule that the plan breaks, in words; empty if it may run."""
+    """Return descriptions of all rules that the plan breaks; empty if the plan may run."""
     return list(_form(plan)) or [*_path_rules(plan), *_slot_rules(plan), *_share_rules(plan)]
 
 
@@ -63,7 +63,7 @@ def digest(plan: Plan) -> str:
 
 
 def path_problem(instance: Instance, stages: tuple[int, ...]) -> str | None:
-    """Return the rule that a path over these stages, in order of visit, breaks; None if it breaks none."""
+    """Return the rule that a path over these stages, in order of visit, breaks, or None."""
     if stages[:1] != (0,):
         return "does not start at stage 0"
     if len(stages) != instance.path_length:
@@ -78,7 +78,7 @@ def path_problem(instance: Instance, stages: tuple[int, ...]) -> str | None:
 
 
 def _form(plan: Plan) -> Iterator[str]:
-    """Yield violations of the form, which must be right before a rule can be checked."""
+    """Yield violations of the form, which must be right before the other rules can be checked."""
     count = plan.instance.node_count
     if not 1 <= len(plan.paths) <= MAX_AGENTS:
         yield f"{len(plan.paths)} paths, there may be 1 to {MAX_AGENTS}"

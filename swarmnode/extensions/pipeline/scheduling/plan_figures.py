@@ -1,4 +1,4 @@
-"""Figures of a plan that an operator reads: how long it takes, and how busy and full each stage and node is.
+"""Figures of a plan for operators: how long it takes, and how busy and full each stage and node is.
 
 Plan, simulate -> [figures_of] -> extensions/pipeline/pipeline_commands.py: tables, JSON
 """
@@ -18,7 +18,7 @@ class NodeUse:
     stage: int
     """-1 for a node in no stage."""
     utilisation: float
-    """Share of the iteration in which it computes."""
+    """Share of the iteration during which the node computes."""
     slots_used: int
     """Micro-batches that have reserved one of its `slots`."""
     slots: int
@@ -31,36 +31,36 @@ class StageUse:
     utilisation: float
     """Mean utilisation of its nodes."""
     visits: int
-    """Micro-batches of a wave that visit the stage; each holds one of the `slots`."""
+    """Number of micro-batches per wave that visit the stage. Each holds one of the `slots`."""
     least_visits: int
-    """Visits that the stage needs to learn as fast as the others."""
+    """Number of visits that the stage needs to learn as fast as the others."""
     slots: int
 
 
 @dataclass(frozen=True, slots=True)
 class PlanFigures:
-    """The figures that the command prints, and its JSON object in this order of keys."""
+    """The figures that the command prints. Its JSON object has the keys in this order."""
 
     makespan_s: float
     micro_batches: int
     in_flight: int
     waves: int
     skip_ratio: float
-    """Mean share of stages, over the planned paths, that a micro-batch does not visit."""
+    """Mean share of stages that a micro-batch does not visit, over the planned paths."""
     slots_used: int
     slots: int
     violations: tuple[str, ...]
     """Rules that the plan breaks; must be empty."""
     stages: tuple[StageUse, ...]
     nodes: tuple[NodeUse, ...]
-    """Nodes sorted by stage, those in none last."""
+    """Nodes sorted by stage. Nodes in no stage come last."""
     paths: tuple[tuple[int, ...], ...]
     digest: str
     """SHA-256 of the plan. Members compare it before they run a plan."""
 
 
 def figures_of(plan: Plan) -> PlanFigures:
-    """Returns the figures of a plan, by the exact simulator."""
+    """Returns the figures of a plan, computed by the exact simulator."""
     instance, timeline = plan.instance, simulate(plan)
     held = Counter(node for path in plan.paths for node in path)
     nodes = tuple(

@@ -1,11 +1,11 @@
-"""The plan of an iteration: a feasible one at once, then better ones for as long as the budget lasts.
+"""Finds the plan of an iteration: a feasible plan at once, then better ones until the budget is spent.
 
 Instance -> first_paths -> [schedule: annealing on the exact simulator] -> Scheduled (plan, makespan)
 
-Collisions need no rule of their own: the simulator shows what they cost. Simulated annealing with restarts
-from the best plan. The threshold of a step is drawn before its
-plan is simulated (a cost of at most cost - temperature * ln u is accepted), so the simulator may
-give up as soon as the threshold is out of reach, and still decides exactly as if it had not.
+Collisions need no rule of their own: the simulator shows their cost. Simulated annealing restarts from the
+best plan. The threshold of a step is drawn before its plan is simulated (a cost of at most
+cost - temperature * ln u is accepted), so the simulator can give up as soon as the threshold is out of reach,
+without changing any decision.
 """
 
 import time
@@ -21,21 +21,21 @@ from swarmnode.extensions.pipeline.scheduling.plan import Plan
 from swarmnode.extensions.pipeline.scheduling.simulator import SimulatedRun, Simulator
 
 HOT, COLD = 0.09, 0.0045
-"""First and last temperature of a restart, relative to the makespan over the number of agents: a move changes
-the path of one or two agents, and their mean by about that much."""
+"""First and last temperature of a restart, relative to the makespan divided by the number of agents: a move
+changes the paths of one or two agents, and the agents' mean by about that much."""
 
 MEAN_WEIGHT = 1.0
-"""Weight of the agents' mean finish beside the makespan in annealing. Most moves leave the makespan
-unchanged; the mean leads to plans in which the other agents are out of the way of the slowest."""
+"""Weight of the agents' mean finish relative to the makespan in annealing. Most moves leave the makespan
+unchanged; the mean leads to plans in which the other agents keep out of the way of the slowest."""
 
 PREPARING = 0.1
-"""Share of the budget for the search of paths without collisions, before the exact search."""
+"""Share of the budget that searches for paths without collisions, before the exact search."""
 
 RESTARTS = 4
-"""Restarts, which get equal shares of the budget."""
+"""Number of restarts. They get equal shares of the budget."""
 
 CRITICAL = 0.35
-"""Share of moves that start at the agent that finishes last, instead of at a random one."""
+"""Share of moves that start at the agent that finishes last instead of at a random agent."""
 
 STEPS_PER_LOOK = 32
 """Steps between two looks at the clock."""
@@ -43,7 +43,7 @@ STEPS_PER_LOOK = 32
 
 @dataclass(frozen=True, slots=True)
 class SearchBudget:
-    """Length of the search: it ends at the first of the two bounds. With steps alone, equal seeds give equal
+    """Length of the search, which ends at the first of two bounds. With `steps` alone, equal seeds give equal
     plans everywhere."""
 
     steps: int | None = None
@@ -63,7 +63,7 @@ class Scheduled:
 
 
 def schedule(instance: Instance, *, seed: int, budget: SearchBudget, start: Plan | None = None) -> Scheduled:
-    """Return the best plan found within the budget, beginning at `start` or at a greedy plan.
+    """Return the best plan found within the budget, starting from `start` or from a greedy plan.
 
     Raises ConfigError if the instance has no feasible plan.
     """
@@ -96,7 +96,7 @@ class _Search:
             self._anneal(begin + restart * share, begin + (restart + 1) * share)
 
     def _prepare(self, end: float) -> None:
-        """Anneal the agents' uncontended paths, which are cheap to evaluate, as a start for the exact
+        """Anneal the agents' paths without contention, which are cheap to evaluate, as a start for the exact
         search."""
         paths, rng = self.best.copy(), self._rng
         ways_s = [self._simulator.trip(path).alone_s for path in paths]
@@ -126,7 +126,7 @@ class _Search:
         self._keep(paths, self._simulate(paths, inf))
 
     def _anneal(self, begin: float, end: float) -> None:
-        """Cool down once while the spent share of the budget goes from `begin` to `end`."""
+        """Cool down once, while the spent share of the budget goes from `begin` to `end`."""
         paths, rng = self.best.copy(), self._rng
         current_s, temperature = cost_s(self.best_run), 0.0
         last = self.best_run.finish_s.index(max(self.best_run.finish_s))
@@ -156,7 +156,7 @@ class _Search:
         return self._simulator.run(paths, limit_s, MEAN_WEIGHT)
 
     def _keep(self, paths: list[Route], run: SimulatedRun) -> None:
-        """Remember the fastest plan met; of equally fast ones the one whose agents finish sooner."""
+        """Remember the fastest plan; of equally fast plans, the one whose agents finish sooner."""
         if (run.makespan_s, sum(run.finish_s)) < (self.best_run.makespan_s, sum(self.best_run.finish_s)):
             self.best, self.best_run = paths.copy(), run
 
@@ -171,7 +171,7 @@ def cost_s(run: SimulatedRun) -> float:
 
 
 def _share(spent: float, budget: float | None) -> float:
-    """Return the spent share of a budget, which may be unlimited or zero."""
+    """Return the share of a budget that is spent. The budget may be unlimited or zero."""
     if budget is None:
         return 0.0
     return spent / budget if budget > 0 else 1.0

@@ -3,15 +3,15 @@
 Plan -> [simulate] -> Timeline (makespan, tasks, utilisation) -> search, deadlines
 
 The model. A node runs one task at a time: forward f, loss f * loss_factor at the data node, backward f *
-backward_factor; after a task it is not available for a gap. A result is at the next node one hop later;
-hops do not slow each other down. A micro-batch goes its path forward, returns to the data node for the
-loss, and goes the path in reverse for the backward. It never waits for a slot: plans have enough of them.
-A free node takes the ready task that came first. An agent starts its next micro-batch when the last is back.
-Things that happen at the same instant happen in the order in which they were caused.
+backward_factor. After each task it is unavailable for a gap. A result is at the next node one hop later; hops
+do not slow each other down. A micro-batch goes forward along its path, returns to the data node for the loss,
+and goes back along the reversed path for the backward pass. It never waits for a slot: plans have enough of
+them. A free node takes the task that was ready first. An agent starts its next micro-batch when the last one
+is back. Simultaneous events happen in the order in which they were caused.
 
-The search asks for makespans by the ten thousand, so the loop works on tuples and lists, and gives up as
-soon as a limit is out of reach: an arrival plus the rest of the agent's own way, uncontended, is a lower
-bound. That makes rejecting a plan cheap and changes no decision.
+The search needs tens of thousands of makespans, so the loop works on tuples and lists, and gives up as soon
+as the limit is out of reach: an arrival plus the rest of the agent's own path, uncontended, is a lower bound.
+This makes it cheap to reject a plan and changes no decision.
 """
 
 from collections import deque
@@ -28,14 +28,14 @@ from swarmnode.extensions.pipeline.scheduling.plan import Plan
 Kind = Literal["forward", "loss", "backward"]
 
 MAX_TRIPS = 20_000
-"""Trips that a simulator remembers, about 1 KB each, before it begins anew."""
+"""Number of trips that a simulator remembers, at about 1 KB each, before it starts over."""
 
 INSTANT_S = 1e-12
-"""Difference below which two times are the same instant: sums of the same durations differ by rounding."""
+"""Times closer than this are the same instant: sums of the same durations differ by rounding."""
 
 Step = tuple[int, float, float, float, float]
-"""Node, seconds of work, gap after it, seconds until the result is at the next step's node, and the
-uncontended seconds from there to the end of the micro-batch."""
+"""Node, seconds of work, gap after it, seconds until the result is at the next step's node, and uncontended
+seconds from there to the end of the micro-batch."""
 
 Recorded = tuple[int, int, int, int, float, float]
 """Node, agent, wave, step, start, end."""
@@ -58,21 +58,22 @@ class Timeline:
     """The events of one iteration, in seconds from its start."""
 
     makespan_s: float
-    """End of the last backward."""
+    """End of the last backward pass."""
     tasks: tuple[ScheduledWork, ...]
-    """Work of all nodes, in order of its start."""
+    """Work of all nodes, in order of start."""
     utilisation: tuple[float, ...]
-    """Share of the makespan in which each node computes."""
+    """Share of the makespan during which each node computes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trip:
-    """One micro-batch on one path without contention."""
+    """One micro-batch on one path, without contention."""
 
     steps: tuple[Step, ...]
     """Forward along the path, loss, backward along the reverse: 2 * len(path) + 1 steps."""
     alone_s: float
-    """Seconds from the first forward to the last backward without waiting."""
+    """Seconds from the start of the first forward pass to the end of the last backward pass, without
+    waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +81,14 @@ class SimulatedRun:
     """The outcome of one simulation."""
 
     makespan_s: float
-    """Infinite if the limit cannot be kept."""
+    """Infinite if the limit was missed."""
     finish_s: tuple[float, ...]
-    """End of each agent's last micro-batch. Empty if the run was given up."""
+    """End of each agent's last micro-batch. Empty if the run was given up early."""
 
 
 @dataclass(slots=True)
 class _Limit:
-    """The limit of a run, and lower bounds that are known already."""
+    """The limit of a run, and the lower bounds known so far."""
 
     limit_s: float
     mean_weight: float
@@ -95,14 +96,14 @@ class _Limit:
     least: list[float]
     """Earliest end of each agent's last micro-batch, as far as known."""
     renewed: list[float]
-    """Least seconds that each further wave adds to an agent's end."""
+    """Minimum seconds that each further wave adds to an agent's end."""
 
     def is_missed(self) -> bool:
         return max(self.least) + self.mean_weight * sum(self.least) > self.limit_s
 
 
 class Simulator:
-    """The simulator of one instance. It remembers trips."""
+    """The simulator for one instance. It caches trips."""
 
     def __init__(self, instance: Instance) -> None:
         self._instance = instance
@@ -126,8 +127,8 @@ class Simulator:
     ) -> SimulatedRun:
         """Simulate one iteration. `record` is filled with its tasks, in the order in which they start.
 
-        Where makespan + mean_weight * mean finish of the agents is above `limit_s`, the makespan is
-        reported as infinite, as early as that can be known.
+        If makespan + mean_weight * mean finish of the agents is above `limit_s`, the makespan is reported as
+        infinite, as early as that is known.
         """
         instance = self._instance
         trips = [self.trip(path) for path in paths]
@@ -137,7 +138,7 @@ class Simulator:
             release + trip.alone_s + (instance.waves - 1) * again
             for release, trip, again in zip(releases, trips, renewed, strict=True)
         ]
-        # A nanosecond for the order of additions.
+        # Allow a nanosecond for the order of additions.
         limit = _Limit(limit_s + 1e-9, mean_weight / len(paths), least, renewed)
         if limit.is_missed():
             return SimulatedRun(inf, ())
@@ -181,10 +182,10 @@ def _events(
     finish: list[float],
     record: list[Recorded] | None,
 ) -> bool:
-    """Run all events, filling `finish`. Returns False if it gave up because the limit is missed.
+    """Run all events and fill `finish`. Returns False if the run was given up because the limit is missed.
 
-    An agent has one task at a time, so an event is either an agent's arrival at its next step's node, or a
-    node's becoming free while tasks wait there. It is (time, cause * span + who): equal times go by cause.
+    An agent has one task at a time, so an event is either the arrival of an agent at its next step's node, or
+    a node that becomes free while tasks wait there. An event is (time, cause * span + who): ties go by cause.
     """
     agent_count, node_count, waves = len(trips), instance.node_count, instance.waves
     span = agent_count + node_count
@@ -263,8 +264,8 @@ def _events(
 
 
 def _releases(instance: Instance, paths: Sequence[tuple[int, ...]]) -> list[float]:
-    """Return the time at which the data node of each agent starts its first micro-batch: one forward after
-    the other."""
+    """Return the time at which each agent's data node starts the agent's first micro-batch. A data node
+    starts them one forward time apart."""
     turns = turns_of(path[0] for path in paths)
     return [turn * instance.forward_s[path[0]] for turn, path in zip(turns, paths, strict=True)]
 
@@ -276,7 +277,7 @@ def _trip(instance: Instance, path: tuple[int, ...]) -> Trip:
     work += [instance.forward_s[node] * instance.backward_factor for node in reversed(path)]
     gaps = [instance.first_gap_s] + [instance.gap_s] * (len(nodes) - 1)
     travel = [instance.hop_s[a][b] for a, b in pairwise(nodes)] + [0.0]
-    # The loss is computed where the path starts, so a path of one node has no hop there.
+    # The loss is computed where the path starts, so a path with one node has no hop there.
     steps: list[Step] = []
     rest_s = 0.0
     for node, work_s, gap_s, travel_s in zip(*map(reversed, (nodes, work, gaps, travel)), strict=True):

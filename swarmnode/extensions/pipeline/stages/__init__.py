@@ -1,1 +1,1 @@
-"""A stage in memory: its layers, its micro-batches and its learned state."""
+"""A stage in memory: its layers, its micro-batches and what it has learned."""

@@ -1,9 +1,9 @@
-"""Reads the tensors of a member's own layers, and no others, from a model's folder.
+"""Reads the tensors of a member's own layers, and no other tensors, from a model's folder.
 
 models folder -> [load_stage] -> stage_model.py
 
-The folder is one as transformers saves it: config.json and safetensors, in one file or in several with an
-index. Files are mapped, not read: of the others' layers only the few header bytes enter memory.
+The folder is laid out as transformers saves it: config.json and safetensors, in one file or in several files
+with an index. Files are mapped instead of read, so only a few header bytes of other layers enter memory.
 """
 
 import json
@@ -34,15 +34,15 @@ INDEX_FILE = "model.safetensors.index.json"
 
 @dataclass(slots=True)
 class WeightFolder:
-    """The safetensors files of one model, by tensor name."""
+    """The safetensors files of one model, and the tensors in each."""
 
     folder: Path
     file_of: Mapping[str, str]
-    """File in the folder that holds each tensor."""
+    """By tensor name, the file in the folder that holds the tensor."""
 
     @classmethod
     def open(cls, folder: Path) -> "WeightFolder":
-        """Open a folder by its index, or by the header of its only file. Raises ModelError if there is
+        """Open a folder by its index, or by the header of its only file. Raises ModelError if it has
         neither."""
         index = folder / INDEX_FILE
         if index.exists():
@@ -51,10 +51,10 @@ class WeightFolder:
             return cls(folder, dict.fromkeys(file.keys(), SINGLE_FILE))
 
     def read(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """Return copies of these tensors, on the CPU, in the type they are stored in.
+        """Return copies of these tensors on the CPU, in their stored dtype.
 
-        They are copied because a tensor that looks into the mapping would keep its whole file mapped. Raises
-        ModelError for a tensor that the folder does not have.
+        They are copied because a tensor that points into the mapping would keep the whole file mapped. Raises
+        ModelError if the folder does not have one of the tensors.
         """
         by_file: defaultdict[str, list[str]] = defaultdict(list)
         for name in names:
@@ -69,9 +69,9 @@ class WeightFolder:
         return found
 
     def leading(self, name: str, count: int) -> Tensor:
-        """Return the first values of a tensor, flat: at least `count`, or all of them if it has fewer.
+        """Return the first values of a tensor, flattened: at least `count`, or all if it has fewer.
 
-        Raises ModelError for a tensor that the folder does not have.
+        Raises ModelError if the folder does not have the tensor.
         """
         if name not in self.file_of:
             raise ModelError(f"{self.folder} holds no {name}", hint="the folder is incomplete")
@@ -89,10 +89,10 @@ def load_stage(
     cut: StageCut | None = None,
     weights: WeightFolder | None = None,
 ) -> StageModel:
-    """Return the stage of the model in `folder`, in memory that only this stage's tensors take.
+    """Return the stage of the model in `folder`, using memory only for the tensors of this stage.
 
-    `cut`: the result of `try_cut` for this model; None: it is tried now. `weights`: the folder if it is open
-    already. Raises ModelError for a family that cannot be cut, and for files that are missing or do not fit.
+    `cut`: the result of `try_cut` for this model; None: call it now. `weights`: the folder, if it is already
+    open. Raises ModelError if the model's family cannot be cut, or if files are missing or do not fit.
     """
     config = read_config(str(folder), str(folder))
     weights = weights or WeightFolder.open(folder)

@@ -18,20 +18,21 @@ from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
 from swarmnode.machine.hardware import GIB, inspect_machine
 
 MEASURED_LAYERS = (1, 2)
-"""Numbers of layers that are timed. The cost of a call beside its layers follows from two numbers."""
+"""Numbers of layers that are timed. Two numbers reveal the cost of a call apart from its layers."""
 
 REPEATS = 3
-"""Passes of which the median is taken, after one that is not counted."""
+"""Passes whose median is taken, after one pass that does not count."""
 
 Kept = TypeVar("Kept")
-"""The result of a forward pass that its backward pass needs."""
+"""Data from a forward pass that the backward pass needs."""
 
 FREE_SHARE = 0.75
 """Share of the free memory that a stage may take by default. The rest is for the owner of the machine."""
 
 
 def memory_for_stage(memory_gb: float | None, device: torch.device) -> int:
-    """Return the bytes that a stage may take here: the setting, else a share of the device's free memory."""
+    """Return the bytes that a stage may use here: the setting, or else a share of the device's free
+    memory."""
     if memory_gb is not None:
         return round(memory_gb * GIB)
     if device.type == "cuda":
@@ -42,8 +43,8 @@ def memory_for_stage(memory_gb: float | None, device: torch.device) -> int:
 def measure_stage(
     whole: WholeModel, settings: StageSettings, *, micro_batch_tokens: int
 ) -> tuple[StageTiming, ...]:
-    """Return the seconds of a token of a micro-batch through the first layers, by number of layers. They are
-    loaded for it and released. Raises ModelError if they cannot be loaded."""
+    """Return the seconds per token of a micro-batch through the first layers, by number of layers. The layers
+    are loaded for this and then released. Raises ModelError if they cannot be loaded."""
     return tuple(
         _timing(whole, settings, layers, micro_batch_tokens)
         for layers in MEASURED_LAYERS
@@ -81,8 +82,8 @@ def time_stage(
     *,
     clock: Callable[[], float] = time.perf_counter,
 ) -> StageTiming:
-    """Return the time of a token of a micro-batch. `forward` takes a micro-batch of this size and returns
-    what `backward` needs; both return when the device is done."""
+    """Return the time per token of a micro-batch. `forward` processes a micro-batch of this size and returns
+    the input of `backward`. Both return only when the device has finished."""
     backward(forward())
     marks: list[tuple[float, float]] = []
     for _ in range(REPEATS):

@@ -1,10 +1,10 @@
-"""The learned state of a stage as bytes: for a checkpoint, for a copy at a neighbour, and for newcomers.
+"""The learned state of a stage as bytes: for checkpoints, for copies at neighbours, and for newcomers.
 
 stage_worker.py (StageWorker.state) -> [pack_state] -> disk or a peer -> [unpack_state] ->
     StageWorker.load_state
 
-Tensors have the names that they have in the whole model, so the states of the stages of one partition are
-the material of any other. The bytes are a safetensors file; those of all stages' adapters together have the
+Tensors have the same names as in the whole model, so the states of one partition's stages can be used to
+build the stages of any other. The bytes are a safetensors file. The adapters of all stages together have the
 names of PEFT's adapter file.
 """
 
@@ -18,12 +18,12 @@ from swarmnode.errors import CheckpointError
 from swarmnode.training.checkpoints.checkpoint import tensor_pieces
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
-"""Names of Adam's tensors of a parameter. Stored as `exp_avg/<parameter>`, as in checkpoint.py."""
+"""Names of Adam's tensors for a parameter, stored as `exp_avg/<parameter>`, as in checkpoint.py."""
 
 
 def pack_state(tensors: Mapping[str, Tensor]) -> bytes:
-    """Return the tensors as a safetensors file in memory. They are in a fixed order, so equal tensors have
-    equal digests.
+    """Return the tensors as a safetensors file in memory. Their order is fixed, so equal tensors have equal
+    digests.
 
     >>> digest_of(pack_state({"model.norm.weight": torch.ones(2)}))[:8]
     '2188e211'
@@ -33,7 +33,7 @@ def pack_state(tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def unpack_state(data: bytes) -> dict[str, Tensor]:
-    """Return the tensors of a state, which may come from a peer. Raises CheckpointError if it is no
+    """Return the tensors of a state, which may come from a peer. Raises CheckpointError if it is not a
     safetensors file."""
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -41,13 +41,13 @@ def unpack_state(data: bytes) -> dict[str, Tensor]:
     try:
         return load(data)
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        # TypeError and RuntimeError: shapes that torch has no number for.
+        # TypeError and RuntimeError: shapes that torch cannot represent.
         raise CheckpointError(f"a stage's state is no safetensors file: {error}") from error
 
 
 def matching_tensors(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the wanted tensors from among `tensors`. Raises CheckpointError if one is missing, has another
-    shape or is not finite."""
+    """Return the wanted tensors from `tensors`. Raises CheckpointError if one is missing, has another shape
+    or is not finite."""
     for name, ours in wanted.items():
         tensor = tensors.get(name)
         if tensor is None:
@@ -65,11 +65,11 @@ def matching_tensors(tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]
 def matching_moments(
     tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor]
 ) -> dict[int, dict[str, Tensor]]:
-    """Return Adam's moments among `tensors`, by the index of their parameter. A parameter without any starts
-    anew.
+    """Return Adam's moments from `tensors`, by the index of their parameter. A parameter without any moments
+    starts from scratch.
 
-    Raises CheckpointError if some of a parameter's are missing, have another shape or have values that Adam
-    cannot produce.
+    Raises CheckpointError if some moments of a parameter are missing, have another shape or have values that
+    Adam cannot produce.
     """
     found: dict[int, dict[str, Tensor]] = {}
     for index, (name, ours) in enumerate(wanted.items()):

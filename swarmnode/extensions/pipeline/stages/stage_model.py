@@ -1,12 +1,12 @@
-"""The layers that one member holds of a causal LM; on the data stage also its two ends.
+"""The layers of a causal LM that one member holds; on the data stage also the two ends of the model.
 
 loading -> [StageModel] -> stage_worker.py
 
-The decoder is the family's own, and so are its masks, rotary angles and windows: layers held elsewhere are
-only missing from it and let the hidden states through. Layers keep the numbers that they have in the whole
-model, so everything saved here is named `model.layers.7...` and loads under another partition.
+The decoder is the one of the model's family, and so are its masks, rotary angles and windows. Layers that
+other members hold are replaced by modules that pass hidden states through. Layers keep their numbers from the
+whole model, so everything saved here is named `model.layers.7...` and can be loaded under another partition.
 
-Which families can be cut so, trial_cut.py finds out.
+trial_cut.py tests which families can be cut like this.
 """
 
 import copy
@@ -29,12 +29,12 @@ PEFT_PREFIX = "base_model.model."
 """Prefix of a module's own name in PEFT's files."""
 
 ReadTensors = Callable[[Sequence[str]], dict[str, Tensor]]
-"""Returns the named tensors of a model, and no others."""
+"""Returns the named tensors of a model, and no other tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagePart:
-    """The layers of a model that a stage holds, and its ends on the data stage."""
+    """The layers of a model that a stage holds, and the model's ends on the data stage."""
 
     first_layer: int
     end_layer: int
@@ -49,7 +49,7 @@ class StagePart:
 
 @dataclass(frozen=True, slots=True)
 class StageSettings:
-    """Settings that all members of a pipeline agree on, and the device of this one."""
+    """Settings that all members of a pipeline agree on, and the device of this member."""
 
     trainable: Literal["lora", "full"] = "lora"
     adapter: PolicyConfig = field(default_factory=PolicyConfig)
@@ -62,10 +62,11 @@ class StageSettings:
 
 @dataclass(frozen=True, slots=True)
 class StageCut:
-    """The result of `try_cut`, in this process: trying also makes packed attention known to transformers."""
+    """The result of `try_cut`, for this process only: it also registers packed attention with
+    transformers."""
 
     packing_obstacle: str | None
-    """Reason why packed rows are not possible; None if they are."""
+    """Reason why packed rows are not possible, or None if they are."""
 
 
 class KeyValues(Protocol):
@@ -74,12 +75,12 @@ class KeyValues(Protocol):
     def update(
         self, keys_BGTE: Tensor, values_BGTE: Tensor, layer_idx: int, *others: Any
     ) -> tuple[Tensor, Tensor]:
-        """Keep the keys and values of the new tokens of a layer, numbered as in the whole model. Returns all
-        of them, [B, G, K, E], that these tokens may see."""
+        """Store the keys and values of a layer's new tokens. Layers are numbered as in the whole model.
+        Returns all keys and values, [B, G, K, E], that these tokens may see."""
         ...
 
     def mask(self, window: int | None) -> Tensor:
-        """Return a mask, [B, 1, T, K], of the K keys that each new token sees. `window` counts the token
+        """Return a mask, [B, 1, T, K], of the K keys that each new token sees. `window` includes the token
         itself."""
         ...
 
@@ -88,24 +89,24 @@ class StageModel:
     """One stage: hidden states in, hidden states out. Made by `build_stage`."""
 
     def __init__(self, part: StagePart, causal_lm: Any, settings: StageSettings, cut: StageCut) -> None:
-        """`causal_lm`: with its weights, without the layers held elsewhere."""
+        """`causal_lm`: with its weights, but without the layers held by other members."""
         self.part = part
         self.settings = settings
         self.packs = cut.packing_obstacle is None
         self.hidden_size: int = causal_lm.config.hidden_size
         self.vocabulary: int = causal_lm.config.vocab_size
         self.key_shape = key_shape(causal_lm.config)
-        """Heads with keys and values of their own, and their width."""
+        """Number of heads with their own keys and values, and their width."""
         if self.packs:
             causal_lm.set_attn_implementation(PACKED_ATTENTION)
         self._decoder = causal_lm.base_model
         self._embedding = causal_lm.get_input_embeddings()
         self._norm = self._decoder.norm
         self.head: nn.Module = causal_lm.get_output_embeddings()
-        """Computes logits from hidden states after the final norm. Only used on the data stage."""
+        """Computes logits from hidden states after the final norm. Used only on the data stage."""
         causal_lm.eval().requires_grad_(settings.trainable == "full")
         own_parameters = dict(causal_lm.named_parameters())
-        # The norm belongs behind the last stage of a path, and which that is only the path knows.
+        # The norm belongs after the last stage of a path, and only the path knows which stage that is.
         self._decoder.norm = _Elsewhere()
         if settings.trainable == "full":
             self._trainable = own_parameters
@@ -119,8 +120,8 @@ class StageModel:
         return self.settings.device
 
     def trainable(self) -> dict[str, nn.Parameter]:
-        """Return the trained parameters by global name: PEFT's names for adapters, the model's own with full
-        training."""
+        """Return the trained parameters by global name: PEFT's names for adapters, or the model's own names
+        with full training."""
         return dict(self._trainable)
 
     def embed(self, ids_BT: Tensor) -> Tensor:
@@ -132,8 +133,8 @@ class StageModel:
     def forward(self, hidden_BTD: Tensor, layout: PackedLayout | None = None) -> Tensor:
         """Return the output of our own layers, [B, T, D].
 
-        With a layout, B is 1 and every packed sequence stays alone. Without one, rows count their positions
-        from 0 and may be padded on the right.
+        With a layout, B is 1 and packed sequences do not see each other. Without one, positions in each row
+        start at 0, and rows may be padded on the right.
         """
         arguments: dict[str, Any] = {"use_cache": False}
         if layout is not None:
@@ -142,7 +143,7 @@ class StageModel:
         return self._decoder(inputs_embeds=hidden_BTD, **arguments).last_hidden_state
 
     def forward_cached(self, hidden_BTD: Tensor, positions_BT: Tensor, cache: KeyValues) -> Tensor:
-        """Return the output of our own layers, [B, T, D], for tokens whose predecessors are in a cache.
+        """Return the output of our own layers, [B, T, D], for tokens whose preceding tokens are in a cache.
 
         Raises ModelError if the family's attention does not accept our mask.
         """
@@ -167,15 +168,15 @@ class StageModel:
         ).last_hidden_state
 
     def final_norm(self, hidden_ND: Tensor) -> Tensor:
-        """Return the final norm of hidden states that have passed the last stage of their path, for the
-        head."""
+        """Return the final norm of hidden states that have passed the last stage of their path, as input of
+        the head."""
         if not self.part.has_ends:
             raise ModelError("only the data stage holds the final norm and the head")
         return self._norm(hidden_ND)
 
 
 class _Elsewhere(nn.Module):
-    """An identity module in place of a module that another stage holds."""
+    """An identity module that replaces a module held by another stage."""
 
     def forward(self, hidden_BTD: Tensor, *_args: Any, **_kwargs: Any) -> Tensor:
         return hidden_BTD
@@ -198,17 +199,17 @@ def build_stage(
 
 
 def key_shape(config: Any) -> tuple[int, int]:
-    """Return the heads of a layer that have keys and values of their own, and the width of each."""
+    """Return the number of a layer's heads with their own keys and values, and the width of each."""
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return config.num_key_value_heads, width
 
 
 def adapter_start(seed: int, module: str, shape: Sequence[int]) -> Tensor:
-    """Return the initial values of the A matrix [rank, inputs] of a module, by its global name: float32, on
-    the CPU.
+    """Return the initial values of a module's A matrix [rank, inputs], given the module's global name:
+    float32, on the CPU.
 
-    They have PEFT's distribution (Kaiming uniform with a = sqrt 5) but are drawn per module: every holder of
-    the layer, under any partition, starts from the same adapter.
+    They have PEFT's distribution (Kaiming uniform with a = sqrt 5), but are drawn for each module separately,
+    so every holder of a layer, under any partition, starts with the same adapter.
     """
     digest = hashlib.sha256(f"{seed}/{module}".encode()).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
@@ -254,12 +255,12 @@ def _fill(causal_lm: Any, read: ReadTensors, settings: StageSettings) -> None:
             raise ModelError(f"{name} should be {list(shape)}, its file has {found}")
         tensors[name] = tensors[name].to(settings.device, settings.dtype)
     head, embedding = causal_lm.get_output_embeddings(), causal_lm.get_input_embeddings()
-    # Tied, the two are one parameter under one name, and assigning takes them apart.
+    # Tied weights are one parameter under one name. Assigning separates the two modules, so tie them again.
     tied = isinstance(head, nn.Linear) and head.weight is embedding.weight
     causal_lm.load_state_dict(tensors, strict=False, assign=True)
     if tied:
         head.weight = embedding.weight
-    # Its angles are computed, not stored, and on the meta device they were not.
+    # The rotary angles are computed, not stored, and the meta device did not compute them.
     rotary = causal_lm.base_model.rotary_emb
     causal_lm.base_model.rotary_emb = type(rotary)(config=causal_lm.config).to(settings.device)
     every = [*causal_lm.named_parameters(), *causal_lm.named_buffers()]

@@ -1,14 +1,14 @@
-"""One member's arithmetic: micro-batches go forward through its stage, and their gradients backward.
+"""One member's arithmetic: sends micro-batches forward through its stage, and their gradients backward.
 
 relay.py, iteration_driver.py (in the worker thread of stage_queue.py) -> [StageWorker] -> stage_model.py
 
-Pure arithmetic and bookkeeping, for one thread: no sockets, no clock. Each agent has one micro-batch here at
-a time, and there are no more of them than memory was planned for. Which agents these are, and that each
-attempt comes once and later ones behind it, is the concern of relay.py and iteration_driver.py.
+Pure arithmetic and bookkeeping for one thread: no sockets, no clock. Each agent has one micro-batch here at a
+time, and their number never exceeds what memory was planned for. relay.py and iteration_driver.py decide
+which agents these are, and make sure that each attempt comes once and later attempts come later.
 
-Of several attempts at one micro-batch only the first that is committed counts here. Gradients are provisional
-until `commit`, which says that the answer was taken: an answer that nobody wanted must not count, since
-somebody else's did. What a peer sends is checked completely before anything changes.
+Of several attempts at one micro-batch, only the first committed one counts here. Gradients are provisional
+until `commit`, which says that our answer was accepted. An answer that was refused must not count, because
+another member's answer did. Everything that a peer sends is checked completely before anything changes.
 """
 
 import math
@@ -40,8 +40,9 @@ from swarmnode.training.checkpoints.checkpoint import optimizer_tensors
 from swarmnode.training.losses import LossOutput
 
 Activations = Literal["kept", "recomputed"]
-""""kept": the backward pass finds all activations. "recomputed": it finds the stage's input and runs the
-forward pass again, a third more work for the memory of one hidden state per micro-batch in flight."""
+""""kept": the backward pass finds all activations. "recomputed": it finds only the stage's input and runs the
+forward pass again. This costs a third more work, and saves all but one hidden state per micro-batch in
+flight."""
 
 
 @dataclass(slots=True)
@@ -50,13 +51,13 @@ class _Work:
 
     item: StageInput
     output_BTD: Tensor
-    """Output of our own layers, with its graph if activations are kept, until its backward pass."""
+    """Output of our own layers. Until its backward pass it has its graph, if activations are kept."""
 
 
 class StageWorker:
-    """The stage's layers with the micro-batches in flight.
+    """The stage's layers, and the micro-batches in flight.
 
-    Tensors that go in and out are kept for a while and not copied: nobody may write into them.
+    Tensors passed in or returned are kept for a while without a copy: do not write to them.
 
     >>> worker = StageWorker(stage, slots=3, max_tokens=4096)                            # doctest: +SKIP
     >>> attempt = MicroBatchAttempt(agent=0, iteration=0, wave=0)                        # doctest: +SKIP
@@ -74,12 +75,13 @@ class StageWorker:
         activations: Activations = "kept",
         iteration: int = 0,
     ) -> None:
-        """`slots`: micro-batches that memory was planned for. `max_tokens`: bound of one of them, pads
-        included."""
+        """`slots`: micro-batches that memory was planned for. `max_tokens`: largest size of one, including
+        padding."""
         self.model = model
         self.iteration = iteration
         self.version = iteration
-        """Optimizer steps in the weights: less than `iteration` while the gradients of one are averaged."""
+        """Optimizer steps in the weights: less than `iteration` while the gradients of a step are
+        averaged."""
         self._checks = TensorChecks(model)
         self.max_tokens = max_tokens
         self._slots = slots
@@ -98,11 +100,11 @@ class StageWorker:
         self._work.pop(agent, None)
 
     def forward(self, item: StageInput) -> Tensor:
-        """Return the output of our own layers, [B, T, D] without graph. A later attempt of the agent replaces
-        its former one.
+        """Return the output of our own layers, [B, T, D], without its graph. A later attempt of an agent
+        replaces its earlier one.
 
-        A later attempt with exactly the same input is not computed again. Raises Rejected: no_slot where
-        memory was planned for no more agents, no_memory; unknown_work for another iteration; not_finite.
+        A later attempt with exactly the same input is not computed again. Raises Rejected: no_slot if memory
+        was not planned for another agent, no_memory; unknown_work for another iteration; not_finite.
         """
         attempt = item.attempt
         if attempt.iteration != self.iteration:
@@ -113,7 +115,7 @@ class StageWorker:
             raise Rejected(Refusal.NO_SLOT, f"{self._slots} of {self._slots} are taken")
         item, former = self._checks.input(item), self._work.get(attempt.agent)
         if former is not None and is_same_input(former.item, item):
-            # The former's input, which the graph of its output begins at.
+            # Use the former input, where the graph of its output begins.
             item, output_BTD = replace(former.item, attempt=attempt), former.output_BTD
         else:
             with self._checks.within_memory(), torch.set_grad_enabled(self._activations == "kept"):
@@ -123,11 +125,11 @@ class StageWorker:
         return output_BTD.detach()
 
     def backward(self, attempt: MicroBatchAttempt, gradient_BTD: Tensor) -> Tensor | None:
-        """Return the gradient [B, T, D] for the sender, None at the start of the path. The gradients of our
-        own parameters wait for `commit` or `discard`.
+        """Return the gradient [B, T, D] for the sender, or None at the start of the path. The gradients of
+        our own parameters wait for `commit` or `discard`.
 
-        `gradient_BTD`: with respect to the result of `forward`. Raises Rejected: unknown_work; and, dropping
-        the micro-batch, not_finite (our own gradients), no_memory.
+        `gradient_BTD`: with respect to the result of `forward`. Raises Rejected: unknown_work; and, after
+        dropping the micro-batch: not_finite (our own gradients), no_memory.
         """
         work = self._found(attempt)
         gradient_BTD = self._checks.checked(gradient_BTD, "a gradient that came in")
@@ -136,7 +138,7 @@ class StageWorker:
         try:
             with self._checks.within_memory(), torch.enable_grad():
                 if not output_BTD.requires_grad:
-                    # Nothing was kept, or a former attempt has used it up.
+                    # Nothing was kept, or an earlier attempt has used up the graph.
                     output_BTD = self._run(work.item)
                 own, answers = self._gradients(output_BTD, gradient_BTD, inputs, attempt, "layers")
         except Rejected:
@@ -148,23 +150,23 @@ class StageWorker:
         return answers[0] if answers else None
 
     def commit(self, attempt: MicroBatchAttempt) -> None:
-        """Count the gradients of this attempt, whose sender has taken the answer, unless another attempt
+        """Count the gradients of this attempt, whose answer the sender has accepted, unless another attempt
         counts."""
         self._sum.commit(attempt)
 
     def discard(self, attempt: MicroBatchAttempt) -> None:
-        """Drop the gradients of this attempt, whose sender did not want the answer."""
+        """Drop the gradients of this attempt, whose answer the sender refused."""
         self._sum.discard(attempt)
 
     def loss(
         self, attempt: MicroBatchAttempt, hidden_BTD: Tensor, objective: Callable[[Tensor], LossOutput]
     ) -> tuple[float, Tensor]:
         """Return the loss of hidden states that came back from the last stage, and its gradient with respect
-        to them. The gradients of norm and head are added.
+        to them. The gradients of norm and head are added to the sums.
 
-        `objective` takes the hidden states with a graph and divides by the size of the whole step. On the
-        data stage only, between `forward` and `backward` of the attempt. Raises Rejected: unknown_work; and,
-        dropping the micro-batch, not_finite (the gradient of the loss), no_memory.
+        `objective` gets the hidden states with a graph, and divides by the size of the whole step. Only on
+        the data stage, between `forward` and `backward` of the attempt. Raises Rejected: unknown_work; and,
+        after dropping the micro-batch: not_finite (the gradient of the loss), no_memory.
         """
         self._found(attempt)
         hidden_BTD = self._checks.checked(hidden_BTD, "what came back").requires_grad_()
@@ -180,8 +182,8 @@ class StageWorker:
         return loss.item(), answers[0]
 
     def take_gradients(self) -> GradientSum:
-        """Close the iteration and return its sums; its later messages are refused. Micro-batches in flight
-        are dropped."""
+        """Close the iteration and return its sums. Later messages of the iteration are refused, and
+        micro-batches in flight are dropped."""
         self._work.clear()
         taken, self._sum = self._sum.sums(), GradientAccumulator(self._slots)
         self.iteration += 1
@@ -190,11 +192,12 @@ class StageWorker:
     def apply(
         self, gradients: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, *, max_norm: float
     ) -> float | None:
-        """Take one step of the optimizer of `model.trainable()`. Returns the gradient norm before clipping to
-        `max_norm`.
+        """Take one step of the optimizer of `model.trainable()`. Returns the gradient norm before it is
+        clipped to `max_norm`.
 
-        None: no gradient, no step (Adam would move on momentum alone). Gradients may come from peers: raises
-        Rejected for wrong_shape (of names too) and not_finite, before anything has changed.
+        Returns None, without a step, if there are no gradients (Adam would move on momentum alone). Gradients
+        may come from peers: raises Rejected, before anything has changed, for wrong_shape (wrong names
+        included) and not_finite.
         """
         self.version = self.iteration
         if not gradients:
@@ -206,7 +209,7 @@ class StageWorker:
                 raise Rejected(Refusal.WRONG_SHAPE, f"{list(gradient.shape)} for {name}")
             self._checks.finite(gradient, name)
         for name, parameter in self._parameters.items():
-            # In the parameter's own layout: the gradient of a LoRA B comes transposed, and fused Adam reads
+            # Use the parameter's own layout: the gradient of a LoRA B comes transposed, and fused Adam reads
             # memory in order.
             gradient = gradients.get(name)
             parameter.grad = None if gradient is None else torch.empty_like(parameter).copy_(gradient)
@@ -221,7 +224,7 @@ class StageWorker:
     def state(self, optimizer: torch.optim.Optimizer | None = None) -> HeldState:
         """Return the trained parameters by global name, with Adam's moments if `optimizer` is given.
 
-        Without moments, equal replicas of one stage have equal digests.
+        Without moments, equal replicas of a stage have equal digests.
         """
         moments = {} if optimizer is None else optimizer_tensors(optimizer, self._parameters)
         return HeldState.of(self.model.part, self.version, {**self._parameters, **moments})
@@ -229,12 +232,12 @@ class StageWorker:
     def load_state(
         self, tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None = None
     ) -> None:
-        """Load our own tensors from among these (`packed_state.unpack_state`); those of other stages are
+        """Load the tensors of our stage from these (`packed_state.unpack_state`). Those of other stages are
         ignored.
 
-        `optimizer`: that of `model.trainable().values()`, if its moments are wanted too. Micro-batches in
-        flight and gradient sums are dropped: they belong to other weights. Raises CheckpointError, with
-        nothing changed, if a tensor is missing, has another shape or is not finite.
+        `optimizer`: the optimizer of `model.trainable().values()`, to load its moments too. Micro-batches in
+        flight and gradient sums are dropped, because they belong to other weights. Raises CheckpointError,
+        with nothing changed, if a tensor is missing, has another shape or is not finite.
         """
         own = matching_tensors(tensors, self._parameters)
         moments = {} if optimizer is None else matching_moments(tensors, self._parameters)
@@ -267,13 +270,13 @@ class StageWorker:
         part: str,
     ) -> tuple[dict[str, Tensor], tuple[Tensor, ...]]:
         """Return (gradients of the parameters by name, gradients of the inputs), all finite. Parameters whose
-        gradients are included already are left out."""
+        gradients are already included are left out."""
         named = {} if self._sum.holds(attempt, part) else self._parameters
         wanted = [*inputs, *named.values()]
         if not wanted or not output.requires_grad:
             return {}, tuple(torch.zeros_like(tensor) for tensor in inputs)
         found = torch.autograd.grad(output, wanted, gradient, allow_unused=True)
-        # Their largest number tells of all of them at once: a look at each one costs 15 % of a pass.
+        # One check of the largest number covers all gradients: a check of each would cost 15 % of a pass.
         largest = get_total_norm([x for x in found if x is not None], norm_type=math.inf)
         self._checks.finite(largest, f"a gradient of the own {part}")
         own = zip(named, found[len(inputs) :], strict=True)

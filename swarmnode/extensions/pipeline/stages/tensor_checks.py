@@ -1,4 +1,4 @@
-"""Checks of the tensors that peers send to a stage, made completely before anything changes.
+"""Checks the tensors that peers send to a stage, completely and before anything changes.
 
 StageWorker (hidden states, gradients) -> [TensorChecks] -> what the stage computes with, or Rejected
 StageWorker (a pass) -> [TensorChecks.within_memory] -> its result, or Rejected
@@ -19,15 +19,15 @@ from swarmnode.model.budget import is_out_of_memory
 
 
 class TensorChecks:
-    """Checks the numbers that peers send to one stage. Their shapes were checked before they were read
-    (hop_checks.py)."""
+    """Checks the numbers that peers send to one stage. Their shapes have already been checked, before the
+    bytes were read (hop_checks.py)."""
 
     def __init__(self, model: StageModel) -> None:
         self._model = model
 
     def input(self, item: StageInput) -> StageInput:
-        """Return the input on the device and in the type of the stage. Raises Rejected: not_finite, and
-        wrong_shape for token ids that the model does not know."""
+        """Return the input on the stage's device and in its dtype. Raises Rejected: not_finite, and
+        wrong_shape for token ids outside the model's vocabulary."""
         ids, vocabulary = item.values, self._model.vocabulary
         if not ids.is_floating_point():
             if not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
@@ -36,7 +36,7 @@ class TensorChecks:
         return replace(item, values=self.checked(item.values, "what came in").requires_grad_())
 
     def checked(self, values: Tensor, what: str) -> Tensor:
-        """Return the values without graph, on the device and in the type of the stage. Raises Rejected:
+        """Return the values without a graph, on the stage's device and in its dtype. Raises Rejected:
         not_finite."""
         own = values.detach().to(self._model.device, self._model.settings.dtype)
         self.finite(own, what)
@@ -49,7 +49,7 @@ class TensorChecks:
 
     @contextmanager
     def within_memory(self) -> Generator[None]:
-        """Raises Rejected: no_memory, in place of torch's out-of-memory errors."""
+        """Raises Rejected: no_memory, instead of torch's out-of-memory errors."""
         try:
             yield
         except (RuntimeError, MemoryError) as error:
@@ -58,5 +58,5 @@ class TensorChecks:
             said = str(error).partition("\n")[0]
         else:
             return
-        # Outside of the handler: what the pass has left on the stack need not wait for this one to be read.
+        # Raise outside the handler, so that objects of the failed pass on the stack can be freed at once.
         raise Rejected(Refusal.NO_MEMORY, said)

@@ -1,8 +1,8 @@
-"""Tests if a family of models can be cut into stages, by cutting a small random model of its configuration.
+"""Tests if a family of models can be cut into stages, by cutting a small random model of the same kind.
 
 whole_model.py (configuration) -> [try_cut] -> StageCut -> stage_model.py, or ModelError
 
-Which families can is not a list: the small model is cut, and its logits compared.
+There is no list of families: the small model is cut, and its logits are compared.
 """
 
 import copy
@@ -25,19 +25,21 @@ from swarmnode.model.base_model import attention_arguments
 from swarmnode.model.packable import prepare_for_packing
 
 CAN_BE_CUT = "Llama, Mistral, Phi-3, Qwen2 and Qwen3"
-"""Models that the tests cut, named in hints."""
+"""Models that are cut in the tests, for hints."""
 PROBE_LAYERS = 4
 PROBE_WIDTH = 32
 PROBE_LENGTHS = (7, 4)
 SAME_LOGITS = 1e-4
-"""Relative difference up to which the logits of the stages and of the whole model count as equal; float32."""
+"""Relative difference up to which the logits of the stages and of the whole model count as equal
+(float32)."""
 
 
 def try_cut(config: Any) -> StageCut:
-    """Cut a small random model of this configuration and compare. Raises ModelError where stages differ.
+    """Cut a small random model of this configuration and compare. Raises ModelError if the stages differ.
 
-    The small one keeps all that decides how layers are put together: family, kinds of layers, windows (made
-    shorter), rotary settings, biases, caps. The random state is left alone; takes about 0.2 s on a CPU.
+    The small model keeps everything that affects how layers are connected: family, kinds of layers, windows
+    (made shorter), rotary settings, biases, caps. The global random state is unchanged. Takes about 0.2 s on
+    a CPU.
     """
     if attention_arguments(config):
         raise ModelError(
@@ -68,8 +70,8 @@ def try_cut(config: Any) -> StageCut:
 
 
 def _small(config: Any) -> Any:
-    """Return the configuration of a model of the same kind with few narrow layers. Heads keep their width,
-    which rotary settings fit."""
+    """Return the configuration of a model of the same kind with few, narrow layers. Heads keep their width,
+    which rotary settings depend on."""
     small = copy.deepcopy(config.get_text_config())
     kinds = getattr(small, "layer_types", None)
     if kinds is not None:
@@ -87,8 +89,8 @@ def _small(config: Any) -> Any:
 
 
 def _random_model(config: Any) -> Any:
-    """Return a model with weights far from zero. With transformers' own initial weights a layer adds next to
-    nothing, and a missing layer or an embedding scale would go unnoticed."""
+    """Return a model with weights far from zero. With transformers' own initial weights, a layer adds almost
+    nothing, so a missing layer or an embedding scale would go unnoticed."""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -99,8 +101,8 @@ def _random_model(config: Any) -> Any:
 
 
 def _difference(whole: Any, cut: StageCut) -> float:
-    """Return the relative difference between the logits of three stages and of the whole model, also packed
-    if that is possible."""
+    """Return the relative difference between the logits of three stages and of the whole model; also with
+    packed rows, if those are possible."""
     state = {name: parameter.detach() for name, parameter in whole.named_parameters()}
     parts = [StagePart(0, 1, has_ends=True), StagePart(1, 3), StagePart(3, PROBE_LAYERS)]
     settings = StageSettings(trainable="full")

@@ -1,9 +1,9 @@
-"""The whole model, as a pipeline member knows it: from its folder, with no weight of other stages loaded.
+"""The whole model as a pipeline member knows it: read from its folder, without loading any stage's weights.
 
 models folder or hub -> [WholeModel] -> partition (card), stages (folder, cut), tokenizer, fingerprint
 
-The fingerprint is the one that a single machine gives the model once it is loaded (base_model.py), so that
-checkpoints of a pipeline and of a single machine tell whether they belong to each other.
+The fingerprint equals the one that a single machine computes for the loaded model (base_model.py), so
+checkpoints of a pipeline and of a single machine show if they belong together.
 """
 
 import math
@@ -25,17 +25,17 @@ from swarmnode.model.base_model import FINGERPRINT_VALUES, end_tokens, fingerpri
 from swarmnode.models import card_of, find_model
 
 HUB_FILES = ("*.json", "*.safetensors", "tokenizer*", "*.jinja", "*.model", "*.txt")
-"""Files of a model on the hub that are data. Code and pickled weights stay there."""
+"""Patterns of a hub model's data files. Code and pickled weights are not downloaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class WholeModel:
-    """A model that stages are cut from."""
+    """A model to cut stages from."""
 
     name: str
     folder: Path
     config: Any
-    """Configuration of transformers."""
+    """The model's transformers configuration."""
     weights: WeightFolder
     card: ModelCard
     cut: StageCut
@@ -51,15 +51,15 @@ class WholeModel:
 
     @property
     def max_positions(self) -> int | None:
-        """Longest sequence that the model is run with; None if there is no such bound."""
+        """Longest sequence that the model may be run with; None if there is no limit."""
         return longest_sequence_of(self.config)
 
 
 def open_model(spec: str, dtype: torch.dtype) -> WholeModel:
-    """Inspect a model without loading it; one on the hub is downloaded. `dtype`: of the stages.
+    """Inspect a model without loading it; a model on the hub is downloaded. `dtype`: of the stages.
 
-    Raises ModelError for a model that cannot be found, read or cut into stages, or whose size its files do
-    not tell.
+    Raises ModelError if the model cannot be found, read or cut into stages, or if its files do not tell its
+    size.
     """
     folder = _folder(find_model(spec))
     config = read_config(spec, str(folder))
@@ -77,7 +77,7 @@ def open_model(spec: str, dtype: torch.dtype) -> WholeModel:
 
 
 def load_tokenizer(model: WholeModel) -> tuple[Any, tuple[int, ...]]:
-    """Return the tokenizer and the tokens that end an answer. Raises ModelError."""
+    """Return the tokenizer, and the tokens that end an answer. Raises ModelError."""
     from transformers import AutoTokenizer, GenerationConfig
 
     try:
@@ -110,7 +110,7 @@ def _folder(source: str) -> Path:
 
 
 def _parameters(config: Any, dtype: torch.dtype) -> list[tuple[str, torch.Size]]:
-    """Return names and shapes of all parameters in the order of names, from a model without memory."""
+    """Return names and shapes of all parameters, sorted by name, from a model without memory."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):

@@ -1,13 +1,14 @@
-"""Stage states that the members hold, and the choice of those that together make up another stage.
+"""Stage states that the members hold, and the choice of those that together contain another stage.
 
 state_service.py (what each member says it holds) -> [covering] -> what to fetch, from whom
 
-Pure. Layers are named globally, so states of any partition cover the layers of any other; those of one
-iteration only, since layers of different iterations make a model that nobody trained.
+Pure. Layers are named globally, so states of any partition can cover the layers of any other one. They must
+be of one iteration, since layers of different iterations form a model that was never trained.
 
-Anyone may say that it holds anything. So what counts first is who may be expected to hold it: the members of
-that stage under the plans that were run, and the keepers of their copies (`LayerHolders`). Their word is
-taken before any other's, then that of the larger number; how far a state reaches decides only among equals.
+Any member may claim to hold anything. So the first criterion is which members may be expected to hold a
+state: the members of its stage under the plans that were run, and the keepers of their copies
+(`LayerHolders`). They are believed before all others, then the larger number of holders. How many layers a
+state has decides only ties.
 """
 
 import re
@@ -35,9 +36,9 @@ class Holding(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
     first_layer: Layer
     end_layer: Layer
-    """One past the last layer."""
+    """The layer after the last one."""
     has_ends: bool
-    """True if it includes embedding, final norm and head."""
+    """True if the state includes embedding, final norm and head."""
     iteration: Count
     """Optimizer steps in the state."""
     size_bytes: Count
@@ -66,13 +67,13 @@ class HeldState:
 
 
 class HolderCredibility(IntEnum):
-    """Evidence that a member which says it holds a state may be expected to."""
+    """Evidence that a member which claims a state may be expected to hold it."""
 
     NONE = 0
     FITS = 1
     """The layers are those of one stage."""
     KEEPER = 2
-    """The member was to keep a copy of such a stage."""
+    """The member was chosen to keep a copy of such a stage."""
     ASSIGNED = 3
     """The member is assigned to that stage."""
 
@@ -82,9 +83,9 @@ class LayerHolders:
     """The layers of each member under a plan, and the keeper of each member's copy."""
 
     ranges: Mapping[str, tuple[int, int]]
-    """By peer id, its first layer and one past its last."""
+    """By peer id, the member's first layer and the layer after its last one."""
     keepers: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Peer id of the member that keeps a copy, by the peer id of its owner."""
+    """By the peer id of a stage's member, the peer id of the member that keeps its copy."""
 
     def credibility(self, peer_id: str, holding: Holding) -> HolderCredibility:
         layers = holding.first_layer, holding.end_layer
@@ -98,21 +99,21 @@ class LayerHolders:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A holding and the members that have it."""
+    """A holding, and the members that have it."""
 
     holding: Holding
     holders: tuple[str, ...]
-    """Peer ids of the holders, in the order in which they are to be asked."""
+    """Peer ids of the holders, in the order in which to ask them."""
     credibility: HolderCredibility = HolderCredibility.NONE
     """The highest credibility of its holders."""
     backers: int = 1
     """Number of holders with that credibility."""
     is_disputed: bool = False
-    """True if as many, as credible, say that this state has another digest."""
+    """True if as many holders, equally credible, report another digest for this state."""
 
     @property
     def rank(self) -> tuple[int, HolderCredibility, int]:
-        """Place among offers of the same layers: the highest is taken."""
+        """Rank among offers of the same layers. The highest is taken."""
         return self.holding.iteration, self.credibility, self.backers
 
 
@@ -124,12 +125,12 @@ class Assembled:
     iteration: int
     """Iteration of the oldest tensors, if they are mixed."""
     is_disputed: bool = False
-    """True if nothing tells that they are right, and not the others that were offered."""
+    """True if no evidence favours these tensors over others that were offered."""
 
 
 def layer_of(name: str) -> int | None:
-    """Return the layer that a tensor belongs to, by its global name, also for Adam's moments; None for the
-    ends.
+    """Return the layer that a tensor belongs to, given its global name (also for Adam's moments), or None for
+    the ends.
 
     >>> layer_of("exp_avg/base_model.model.model.layers.7.mlp.up_proj.lora_A.weight")
     7
@@ -152,11 +153,11 @@ def of_part(tensors: Mapping[str, Tensor], part: StagePart) -> dict[str, Tensor]
 def offers(
     told: Mapping[str, Collection[Holding]], layer_holders: Sequence[LayerHolders] = ()
 ) -> list[Offer]:
-    """Return the reported holdings, by peer id, as offers. `layer_holders`: those of the plans that were run.
+    """Return the holdings reported by each peer id, as offers. `layer_holders`: of the plans that were run.
 
-    Of two digests of the same layers and iteration, the one with the higher credibility counts, then the one
-    with more holders of that credibility, then the one with the smallest peer id. Replicas compare their
-    digests after every step, so differing digests are the exception.
+    If two digests are reported for the same layers and iteration, the one with the higher credibility counts,
+    then the one with more holders of that credibility, then the one with the smallest peer id. Replicas
+    compare digests after every step, so differing digests are the exception.
     """
     holders: dict[Holding, list[tuple[HolderCredibility, str]]] = {}
     for peer_id in sorted(told):
@@ -194,11 +195,11 @@ def covering(
 ) -> list[Offer] | None:
     """Return offers of one iteration that together hold the whole part, or None.
 
-    The newest iteration held by members that may be expected to hold it; only if there is none, the newest
+    Prefers the newest iteration of members that may be expected to hold it; only if there is none, the newest
     that any member reports. `needs_ends`: the ends are trained, and the part has them. `at_most`: needed
-    because a holder may report any number. `mixed`: the newest of each layer instead. If the only member of
-    some layers has died, they are some steps behind; training mends that sooner than if the others went back
-    as far.
+    because a holder may report any number. `mixed`: take the newest state of each layer instead. If the only
+    member of some layers has died, those layers are a few steps behind; training repairs that sooner than if
+    all others went back as far.
     """
     within = [offer for offer in offered if at_least <= offer.holding.iteration <= at_most]
     for credibility in (HolderCredibility.KEEPER, HolderCredibility.FITS, HolderCredibility.NONE):
@@ -212,8 +213,8 @@ def covering(
 
 
 def _cover(offered: Sequence[Offer], part: StagePart, needs_ends: bool) -> list[Offer] | None:
-    """Return offers that cover the part from the left, always the newest. Of equals, choose the most credible
-    one, then the one that reaches farthest."""
+    """Return offers that cover the part from left to right, always the newest. Among equals, choose the most
+    credible one, then the one that reaches farthest."""
     chosen: list[Offer] = []
     at = part.first_layer
     while at < part.end_layer:

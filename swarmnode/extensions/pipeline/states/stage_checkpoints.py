@@ -1,4 +1,4 @@
-"""Checkpoints of a pipeline: each member's own stage, and the whole adapter as one of a single machine.
+"""Checkpoints of a pipeline: each member's own stage, and the whole adapter as a single machine saves it.
 
 StageWorker.state -> [StageCheckpoints.write] -> a folder -> [read] -> StateService.offer_earlier
 all stages' states (StateService.assemble) -> [whole_snapshot] -> CheckpointStore: export, PEFT
@@ -8,9 +8,10 @@ a single machine's checkpoint -> [single_machine_tensors] -> StageWorker.load_st
       state.safetensors       packed_state.py: tensors by global name, Adam's moments among them
       stage.json              which layers, how many steps, of which model, and the SHA-256 of the state
 
-Layers are named as in the whole model, so a stage takes from whichever members hold its layers, all of one
-step (holdings.py). As in checkpoint_store.py a folder is whole or not there: written under a name that begins
-with a dot, synced and renamed. What is damaged is skipped with a warning and never deleted.
+Layers are named as in the whole model, so a stage can be restored from any members that hold its layers, all
+of one step (holdings.py). As in checkpoint_store.py, a folder is either complete or absent: it is written
+under a name that begins with a dot, synced and renamed. Damaged folders are skipped with a warning and never
+deleted.
 """
 
 import logging
@@ -54,19 +55,19 @@ class StageRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     format: int
     model: str
-    """Fingerprint of the model that is trained (`LoadedModel.fingerprint`)."""
+    """Fingerprint of the trained model (`LoadedModel.fingerprint`)."""
     holding: Holding
 
 
 @dataclass(frozen=True, slots=True)
 class StageCheckpoint:
-    """A checkpoint folder with a readable record. `read` verifies its state."""
+    """A checkpoint folder with a readable record. `read` verifies the state."""
 
     folder: Path
     record: StageRecord
 
     def read(self) -> HeldState:
-        """Return the state, verified. Raises DamagedCheckpoint."""
+        """Return the verified state. Raises DamagedCheckpoint."""
         holding = self.record.holding
         try:
             data = (self.folder / STATE).read_bytes()
@@ -78,18 +79,18 @@ class StageCheckpoint:
 
 
 class StageCheckpoints:
-    """Checkpoints of one member, of any stages. One process writes, others may read."""
+    """Checkpoints of one member, of any stages. One process writes; others may read."""
 
     def __init__(self, folder: Path, model: str, *, keep: int = 3) -> None:
-        """`model`: fingerprint; checkpoints of another model are ignored. `keep`: number of steps that are
-        kept."""
+        """`model`: fingerprint of the model; checkpoints of other models are ignored. `keep`: number of steps
+        to keep."""
         self.folder = folder
         self.model = model
         self.keep = keep
 
     def write(self, held: HeldState) -> Path:
-        """Write a checkpoint and delete steps beyond `keep`. Raises StorageError, leaving the old
-        checkpoints."""
+        """Write a checkpoint, and delete the oldest steps beyond `keep`. Raises StorageError; the old
+        checkpoints remain."""
         holding = held.holding
         target = self.folder / (
             f"{PREFIX}{holding.iteration:08d}-layers-{holding.first_layer}-{holding.end_layer}"
@@ -133,11 +134,11 @@ class StageCheckpoints:
 def whole_snapshot(
     tensors: Mapping[str, Tensor], state: State, adapter: PolicyConfig, *, waiting: Waiting
 ) -> Snapshot:
-    """Return the adapters of all stages as one checkpoint of a single machine, Adam's moments included.
+    """Return the adapters of all stages as one single-machine checkpoint, including Adam's moments.
 
     `CheckpointStore(root, base_model, fingerprint).write(...)` makes the folder that `swarmnode export` and a
     resuming node read; its `adapter` is PEFT's. `adapter`: rank and alpha of the training. With full training
-    there are no tensors: then the folder has no adapter and only says how far training is
+    there are no tensors: the folder then has no adapter and only records how far training is
     (`training.checkpoint.check_has_adapter`). Raises CheckpointError if a layer or one half of an adapter is
     missing, or a number is not finite.
     """
@@ -157,9 +158,9 @@ def whole_snapshot(
 
 
 def single_machine_tensors(folder: Path) -> Assembled:
-    """Return the tensors of a single machine's checkpoint (round-*), by the names that stages use.
+    """Return the tensors of a single machine's checkpoint (round-*), under the names that stages use.
 
-    `StageWorker.load_state` takes its own from among them. Raises CheckpointError, DamagedCheckpoint.
+    `StageWorker.load_state` picks those of its stage. Raises CheckpointError, DamagedCheckpoint.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file

@@ -1,9 +1,9 @@
-"""The copies of other members' states that are kept here, and the choice of those that make room for others.
+"""The copies of other members' states that are kept here, and the choice of copies to drop for new ones.
 
 state_service.py (a copy is offered, and fetched) -> [StateCopies] -> state_service.py (what is held)
 
-Bookkeeping. Copies are kept for those members that the plan gives us to keep, within bounds. Those of members
-that have left stay as long as there is room: they are for that.
+Bookkeeping only. Within limits, we keep copies for the members that the plan assigns to us. Copies of members
+that have left stay as long as there is room: they exist for that case.
 """
 
 from collections.abc import Iterator
@@ -16,16 +16,16 @@ class StateCopies:
     """Copies of other members' states, and room for them."""
 
     def __init__(self, peer_id: str, *, most: int, most_bytes: int) -> None:
-        """`peer_id`: ours. `most`: number of copies. `most_bytes`: of all copies together."""
+        """`peer_id`: our own. `most`: number of copies. `most_bytes`: limit on all copies together."""
         self._peer_id = peer_id
         self._most = most
         self._most_bytes = most_bytes
         self.kept: dict[str, HeldState] = {}
         """The newest copy of each owner, by its peer id."""
         self.coming: dict[str, int] = {}
-        """Bytes of the copies that are being fetched, by owner."""
+        """By owner, the bytes of copies that are being fetched."""
         self.layer_holders: LayerHolders | None = None
-        """Who holds and who keeps what under the plan: whose copies are ours to keep."""
+        """The holders and keepers under the plan. They determine whose copies are ours to keep."""
 
     def is_ours_to_keep(self, peer_id: str, holding: Holding) -> bool:
         layer_holders = self.layer_holders
@@ -35,11 +35,12 @@ class StateCopies:
 
     @contextmanager
     def room(self, peer_id: str, size_bytes: int) -> Iterator[bool]:
-        """Reserve room for a copy that is fetched in the context, dropping others for it. Yields False if
-        there is none.
+        """Reserve room for a copy that is fetched within the context, dropping other copies if necessary.
+        Yields False if there is not enough room.
 
-        The oldest copy goes first, whoever owns it: a stage that has gone on has newer ones elsewhere, and a
-        member may die before its new keeper has its first. Copies that are ours to keep stay.
+        The oldest copy is dropped first, whoever owns it: a stage that is still trained has newer copies
+        elsewhere, and a member may die before its new keeper has its first copy. Copies that are ours to keep
+        stay.
         """
         going = self._going_for(peer_id, size_bytes)
         if going is None:

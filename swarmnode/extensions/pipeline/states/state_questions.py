@@ -1,4 +1,4 @@
-"""Questions between members about stage states, and their answers. Bounded and strict.
+"""Questions between members about stage states, and their answers. All are bounded and strictly typed.
 
 state_service.py -> [state_questions] -> member_streams.py -> a member's state_service.py
 """
@@ -13,7 +13,7 @@ from swarmnode.extensions.pipeline.wire.hop_messages import Count, Digest
 from swarmnode.extensions.pipeline.wire.services import MemberMessage
 
 MAX_HOLDINGS = 32
-"""Bound of the holdings that one member may report."""
+"""Most holdings that one member may report."""
 
 
 class AskHoldings(MemberMessage, frozen=True, tag="holdings"):
@@ -21,14 +21,15 @@ class AskHoldings(MemberMessage, frozen=True, tag="holdings"):
 
 
 class AskState(MemberMessage, frozen=True, tag="state"):
-    """Asks for the size of a state, with its bytes from `offset` on."""
+    """Asks for the size of a state, followed by its bytes from `offset` on."""
 
     digest: Digest
     offset: Count
 
 
 class OfferCopy(MemberMessage, frozen=True, tag="copy"):
-    """Asks a member to keep a copy of this state. Answered when it is kept, with True, or when it is not."""
+    """Asks a member to keep a copy of this state. The answer is True once it is kept, or False if it is
+    not."""
 
     holding: Holding
 

@@ -1,16 +1,17 @@
-r"""The members of a pipeline keep copies of each other's stage states, and give them to members in need.
+r"""Members of a pipeline keep copies of each other's stage states, and give them to members that need them.
 
 StageWorker.state (at an iteration's boundary) -> [StateService.publish] -> asked for by members
                                               \-> [push_copy] -> a neighbour keeps it, for when we are gone
 newcomer, replica that differs <- [assemble, fetch] <- members' own states and copies
 
-A state is named by its digest, so it does not matter who hands it out: what one holder began another may
-finish, and bytes that have another digest are nobody's. Which digest is believed depends on who should hold
-such a state under the plans that were run (holdings.py). Only members are answered. Copies are kept for those
-members that the plan gives us to keep, within bounds; who pushes one only offers it, and we fetch it.
+A state is identified by its digest, so it does not matter which holder sends it: another holder can finish a
+transfer, and bytes with another digest are rejected. Which digest to believe depends on the members that
+should hold such a state under the plans that were run (holdings.py). Only members are answered. Within
+limits, we keep copies for the members that the plan assigns to us. Pushing a copy only offers it; we fetch it
+ourselves.
 
-Each state is seen to be what its holder said before it counts: all its layers are there and fit.
-`StageWorker.load_state` looks again, before it changes a tensor.
+Before a state counts, we check that it is what its holder reported: all its layers are present and fit.
+`StageWorker.load_state` checks again, before it changes a tensor.
 """
 
 import asyncio
@@ -60,30 +61,30 @@ from swarmnode.extensions.pipeline.wire.services import MemberService
 logger = logging.getLogger(__name__)
 
 KEPT_OWN = 2
-"""Own states that are kept. A member that fetches the last one across a boundary can finish, and a copy that
-is one step old still finds the layers beside it at the same iteration."""
+"""Number of own states kept. A member that is still fetching the last one after a boundary can finish, and a
+copy that is one step old can still be combined with other layers of the same iteration."""
 
 JUDGING_PLANS = 3
-"""Plans by which the credibility of a holder is judged: a copy may be that of a member that left some plans
-ago."""
+"""Number of plans by which a holder's credibility is judged: a copy may belong to a member that left a few
+plans ago."""
 
 DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
-"""Types of the tensors that a state may hold: weights and Adam's moments."""
+"""Types of tensors that a state may contain: weights and Adam's moments."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateLimits:
     max_state_bytes: int = 4 * 2**30
-    """Bound of one stage's state, its optimizer's moments included."""
+    """Limit on one stage's state, including the optimizer's moments."""
     max_copies: int = 4
     max_copy_bytes: int = 4 * 2**30
-    """Bound of all copies together."""
+    """Limit on all copies together."""
     copy_timeout_s: float = 60.0
-    """Limit of the time in which a neighbour fetches a copy, whatever its size: the next step has another."""
+    """Time limit for a neighbour to fetch a copy, whatever its size: the next step makes another copy."""
     answer_timeout_s: float = 10.0
-    """Limit of an answer that carries no state."""
+    """Time limit of an answer without a state."""
     least_bytes_per_s: float = 250_000.0
-    """Rate (2 Mbit/s) below which a member that hands out a state counts as dead."""
+    """Rate (2 Mbit/s) below which a member that sends a state counts as dead."""
 
 
 class StateService:
@@ -129,29 +130,29 @@ class StateService:
         """Answer these members from now on. Copies of members that have left stay: they are kept for that
         case.
 
-        `layer_holders`: those of the plan that is taken up; they say whose copies we keep. `former`: those of
-        the plan before, as the members agree on it. Its members, and those of plans that we settled under,
-        are believed first. While neither is known (all begin from disk), all members count the same.
+        `layer_holders`: of the plan being adopted; determines whose copies we keep. `former`: of the plan
+        before, as agreed on by the members. Its members, and those of plans that we settled under, are
+        believed first. While neither is known (all start from disk), all members count equally.
         """
         self._members = frozenset(peers)
         self._copies.layer_holders, self._former = layer_holders, former
 
     def settle(self) -> None:
-        """Record that we, and presumably the others, hold the stages of the present plan: their word counts
-        for them from now on."""
+        """Record that we, and presumably the others, hold the stages of the current plan. From now on its
+        members are believed about them."""
         if self._copies.layer_holders is not None:
             self._settled = [*self._settled[1 - JUDGING_PLANS :], self._copies.layer_holders]
 
     def offer_earlier(self, held: Sequence[HeldState]) -> None:
-        """Offer states that an earlier run has left on this disk until the first step is taken from them.
-        Others may still need them when we have taken our assignment already."""
+        """Offer states that an earlier run left on this disk, until the first step is taken from them. Other
+        members may still need them after we have taken our assignment."""
         self._earlier = tuple(held)
 
     def publish(self, held: HeldState) -> None:
         """Publish this stage's state at an iteration boundary. The one before it can still be fetched.
 
-        A second state of the same layers and boundary replaces the first, which is no longer reported but is
-        still given to a member that asks for its digest.
+        A second state of the same layers and boundary replaces the first. The first is no longer reported,
+        but is still given to a member that asks for its digest.
         """
         if any(held.holding.iteration > one.holding.iteration for one in self._earlier):
             self._earlier = ()
@@ -164,7 +165,7 @@ class StateService:
         return tuple(held.holding for held in (*self._own, *self._earlier, *self._copies.kept.values()))
 
     async def push_copy(self, peer_id: str, held: HeldState) -> bool:
-        """Have a neighbour keep a copy of a published state. Returns False if it does not."""
+        """Ask a neighbour to keep a copy of a published state. Returns False if it does not."""
         timeout_s = min(self._seconds(held.holding.size_bytes), self._limits.copy_timeout_s)
         offer = OfferCopy(held.holding)
         try:
@@ -174,13 +175,13 @@ class StateService:
             return False
 
     async def fetch(self, offer: Offer) -> HeldState:
-        """Return an offered state from the first holder that gives it. Raises CheckpointError
+        """Return an offered state from the first holder that delivers it. Raises CheckpointError
         if none does."""
         holding = offer.holding
         if holding.size_bytes > self._limits.max_state_bytes:
             bound = self._limits.max_state_bytes
             raise CheckpointError(f"a stage's state has {holding.size_bytes} bytes, the bound is {bound}")
-        # First what one began the next may finish; then each alone, since one wrong piece spoils all.
+        # First let holders continue each other's transfers, then try each alone: one bad piece spoils all.
         for alone in (False, True):
             data = bytearray()
             for peer_id in offer.holders:
@@ -209,19 +210,18 @@ class StateService:
         wanted: Mapping[str, Tensor] | None = None,
         mixed: bool = False,
     ) -> Assembled:
-        """Return the state of a part of the model, from members whose stages hold its layers now or held
-        them.
+        """Return the state of a part of the model, from members whose stages hold its layers or held them.
 
-        The newest iteration within the bounds of which the whole part can be had, from the members that
-        should have it (`covering`). `needs_ends`: with full training, for a part with ends. `most_bytes`:
-        bound of one state. `wanted`: the parameters that it is for (`StageModel.trainable()`); without them
-        every layer must be there. `mixed`: the newest of each layer. Raises CheckpointError if a layer is
-        held by no member, or without `mixed` if no iteration is whole.
+        Takes the newest iteration within the bounds that covers the whole part, from the members that should
+        have it (`covering`). `needs_ends`: for a part with ends, under full training. `most_bytes`: limit on
+        one state. `wanted`: the parameters that the state is for (`StageModel.trainable()`); without them,
+        every layer must be present. `mixed`: take the newest state of each layer. Raises CheckpointError if
+        no member holds a layer or, without `mixed`, if no iteration is complete.
         """
         told = await of_each(sorted({*peers} - {self._peer_id}), self._holdings_of)
         own = {self._peer_id: self.holdings()}
         most = self._limits.max_state_bytes if most_bytes is None else most_bytes
-        # Others come first: of equals the first counts, and whoever asks may have lost track.
+        # Other members come first: the first of equals counts, and we may be the one that has lost track.
         every = (*offers(told, self._layer_holders), *offers(own, self._layer_holders))
         offered = [offer for offer in every if offer.holding.size_bytes <= most]
         while True:
@@ -239,14 +239,14 @@ class StateService:
                 iteration = min((offer.holding.iteration for offer in chosen), default=at_most)
                 is_disputed = any(offer.is_disputed for offer in chosen)
                 return Assembled(of_part(tensors, part), iteration, is_disputed)
-            # Whoever did not make one offer good is not waited for with the next.
+            # Do not wait again, for the next state, for members that failed to deliver this one.
             failing = set(failed.holders) - {self._peer_id}
             offered = [o for o in offered if o != failed and not failing.issuperset(o.holders)]
 
     async def _fetch_all(
         self, chosen: Sequence[Offer], part: StagePart, wanted: Mapping[str, Tensor] | None
     ) -> tuple[dict[str, Tensor], Offer | None]:
-        """Return the tensors of these states, and the offer that failed: its bytes did not come or do not
+        """Return the tensors of these states, and the offer that failed: its bytes did not come, or do not
         fit."""
         tensors: dict[str, Tensor] = {}
         for offer in chosen:
@@ -264,7 +264,7 @@ class StateService:
         return (*self._settled, *([self._former] if self._former is not None else ()))
 
     async def _continue(self, peer_id: str, holding: Holding, data: bytearray) -> None:
-        """Append the bytes that this holder gives of a state. Those that came before a failure stay."""
+        """Append the bytes of a state that this holder sends. Bytes that came before a failure are kept."""
 
         def rest(size_bytes: int) -> int:
             begun.reschedule(None)
@@ -306,7 +306,7 @@ class StateService:
         return Reply(len(held.data), memoryview(held.data)[question.offset :])
 
     async def _keep(self, peer_id: str, holding: Holding) -> bool:
-        """Fetch an offered copy if it is ours to keep, newer than the one at hand, and there is room for
+        """Fetch an offered copy if it is ours to keep, newer than the one we have, and there is room for
         it."""
         former = self._copies.kept.get(peer_id)
         if former is not None and holding.iteration <= former.holding.iteration:
@@ -339,7 +339,7 @@ def _opened(
     data: bytes, holding: Holding, part: StagePart, wanted: Mapping[str, Tensor] | None
 ) -> dict[str, Tensor]:
     """Return the tensors of a state that belong to this part and to the layers that its holder reported.
-    Raises CheckpointError if some are missing or do not fit."""
+    Raises CheckpointError if any are missing or do not fit."""
     first = max(holding.first_layer, part.first_layer)
     said = StagePart(first, max(first, min(holding.end_layer, part.end_layer)), holding.has_ends)
     found = of_part(of_part(unpack_state(data), said), part)

@@ -1,1 +1,1 @@
-"""The one protocol between members: framed messages with tensors as bytes, bounded streams, who may ask."""
+"""The one protocol between members: framed messages with tensors as bytes, bounded streams, access checks."""

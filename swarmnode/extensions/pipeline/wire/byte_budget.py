@@ -1,4 +1,4 @@
-"""A bound on the memory that other members may take of this machine at once, shared out fairly.
+"""Limits the memory that other members may use on this machine at once, and shares it fairly.
 
 incoming_streams.py (a payload of known size) -> [ByteBudget.held] -> its bytes are read -> given back
 """
@@ -21,7 +21,7 @@ class _Waiter:
 
 
 class ByteBudget:
-    """Memory granted in the order of requests. A peer at its own limit does not hold up the others."""
+    """Memory, granted in the order of requests. A peer at its own limit does not hold up the others."""
 
     def __init__(self, total_bytes: int, per_peer_bytes: int) -> None:
         self._total_bytes = total_bytes
@@ -51,11 +51,11 @@ class ByteBudget:
     def _grant(self) -> None:
         for waiter in tuple(self._waiting):
             if waiter.granted.done():
-                continue  # Cancelled in this very pass of the loop: it has yet to leave the queue.
+                continue  # It was cancelled in this pass of the event loop and has not left the queue yet.
             if self._used[waiter.peer_id] + waiter.size_bytes > self._per_peer_bytes:
                 continue
             if self._used.total() + waiter.size_bytes > self._total_bytes:
-                return  # the next ones may be smaller; letting them pass would starve this one
+                return  # The next ones may be smaller, but letting them pass would starve this one.
             self._waiting.remove(waiter)
             self._used[waiter.peer_id] += waiter.size_bytes
             waiter.granted.set_result(None)

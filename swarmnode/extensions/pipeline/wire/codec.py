@@ -1,4 +1,4 @@
-"""Activations and gradients to bytes and back, smaller if wanted, at several GB of float32 a second and core.
+"""Converts activations and gradients to bytes and back, at several GB of float32 per second and core.
 
 stage_worker.py -> [encode] -> member_streams.py -> incoming_streams.py -> [decode] -> stage_worker.py
 
@@ -7,10 +7,10 @@ stage_worker.py -> [encode] -> member_streams.py -> incoming_streams.py -> [deco
 | none  | those of its dtype | none |
 | fp16  | 2 | abs(x) / 2048, at least 2^-25; beyond 65504 it is clamped to that |
 
-What arrives has the type in which it was sent; a stage computes in its own (tensor_checks.py). A number
-travels in two bytes: float32 as fp16, and the shorter types as they are (`codec_for`). A tensor with NaN or
-an infinity is refused at both ends: at ours it is a fault to stop at, not to send on. Numbers are
-little-endian, as every machine that torch runs on.
+A tensor arrives in the dtype in which it was sent; a stage computes in its own dtype (tensor_checks.py). A
+number takes two bytes on the wire: float32 is sent as fp16, and shorter types unchanged (`codec_for`).
+Tensors with NaN or infinity are refused at both ends: at the sender they are a fault to stop at instead of
+sending on. Numbers are little-endian, as on every machine that torch runs on.
 """
 
 import math
@@ -35,15 +35,15 @@ _NAMES: dict[torch.dtype, Dtype] = {dtype: name for name, dtype in _DTYPES.items
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A tensor ready to be sent. The payload may share the memory of the tensor: do not write into it before
-    the message that carries it is answered."""
+    """A tensor ready to be sent. The payload may share memory with the tensor: do not write to the tensor
+    before the message is answered."""
 
     header: TensorHeader
     payload: memoryview
 
 
 def codec_for(dtype: torch.dtype) -> CodecName:
-    """Return the codec of a stage that computes in `dtype`.
+    """Return the codec for a stage that computes in `dtype`.
 
     >>> codec_for(torch.float32), codec_for(torch.bfloat16)
     ('fp16', 'none')
@@ -64,14 +64,14 @@ def encode(tensor: Tensor, codec: CodecName) -> Encoded:
     _check_travels(values)
     largest = _finite_bound(values)
     if codec == "fp16":
-        # A pass saved for almost every tensor there is.
+        # Almost no tensor needs clamping, so this usually saves a pass.
         values = (values if largest <= FP16_MAX else values.clamp(-FP16_MAX, FP16_MAX)).to(torch.float16)
     header = TensorHeader(dtype=_NAMES[values.dtype], shape=tuple(values.shape))
     return Encoded(header, values.view(-1).view(torch.uint8).numpy().data)
 
 
 def decode(header: TensorHeader, data: bytearray | memoryview) -> Tensor:
-    """Return the tensor that a header describes, on the CPU. It shares the memory of `data`. Raises Rejected:
+    """Return the tensor that a header describes, on the CPU and sharing memory with `data`. Raises Rejected:
     malformed, not_finite."""
     if len(data) != header.payload_bytes:
         raise Rejected(Refusal.MALFORMED, f"{len(data)} bytes of payload, not {header.payload_bytes}")
@@ -89,7 +89,7 @@ def _check_travels(values: Tensor) -> None:
 
 def _finite_bound(values: Tensor) -> float:
     """Return the largest magnitude. Raises Rejected: not_finite."""
-    # Smallest and largest take one pass and no memory, and NaN is both of them.
+    # aminmax takes one pass and no memory. If there is a NaN, both results are NaN.
     low, high = torch.aminmax(values)
     largest = max(-float(low), float(high))
     if not math.isfinite(largest) or not math.isfinite(float(low)):

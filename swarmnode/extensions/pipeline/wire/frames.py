@@ -1,13 +1,13 @@
-"""Messages and answers as the bytes that are sent.
+"""Messages and answers as bytes on the wire.
 
 services.py -> [frames] -> member_streams.py, incoming_streams.py
 
     frame     version | service | milliseconds for which it is of use | length | msgpack array
     payload   the bytes as they are: the streams of the network are authenticated
 
-The prefix is the same in every version of the wire, so that members of different versions can tell each
-other. Decoding makes a record within every bound of its service or refuses, before anything is allocated for
-what it announces.
+The prefix is the same in all versions of the wire, so that members of different versions can recognise each
+other. Decoding either returns a record within every bound of its service or refuses, before anything is
+allocated for the sizes in the record.
 """
 
 import math
@@ -24,11 +24,11 @@ from swarmnode.identity.envelope import decoded
 from swarmnode.network.streams import ByteStream
 
 VERSION = 6
-"""Version of the wire: of everything that members say to each other, their presences included."""
+"""Version of the wire: of everything that members send to each other, including their presences."""
 
 CHUNK_BYTES = 256 * 1024
-"""A payload is sent in pieces of this size. Smaller ones cost more CPU a byte, larger ones are noticed to be
-late only later."""
+"""Size of the pieces in which a payload is sent. Smaller ones cost more CPU per byte; with larger ones,
+delays are noticed later."""
 
 _PREFIX = struct.Struct(">BBII")
 
@@ -44,20 +44,20 @@ class Prefix(NamedTuple):
 
 
 class AnswerFrame(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
-    """An answer as it is sent, with the fate of the stream."""
+    """An answer as it is sent, and what happens to the stream afterwards."""
 
     refused: Refused | None = None
     keep: bool
-    """True if the stream may carry the next message. False if bytes of this one are unread, so that it ends
-    here."""
+    """True if the stream may carry the next message. False if bytes of this message are unread, so that the
+    stream ends here."""
     body_bytes: Annotated[int, Meta(ge=0, le=2**53)] = 0
-    """Bytes that follow. The asker compares them with what it expects."""
+    """Number of bytes that follow. The asker compares it with the expected number."""
     content: msgspec.Raw = msgspec.Raw(b"\xc0")
     """The answer of the service."""
 
 
 encode = msgspec.msgpack.Encoder(order="deterministic").encode
-"""Encode a record, equal ones to equal bytes."""
+"""Encodes a record. Equal records give equal bytes."""
 
 
 def decode(kind: type[_T], data: Any) -> _T:
@@ -66,7 +66,7 @@ def decode(kind: type[_T], data: Any) -> _T:
 
 
 def framed(service: int, body: bytes, timeout_s: float = 0.0) -> bytes:
-    """Return the frame of an encoded message, or of an answer."""
+    """Return the frame of an encoded message or answer."""
     return _PREFIX.pack(VERSION, service, math.ceil(timeout_s * 1000), len(body)) + body
 
 

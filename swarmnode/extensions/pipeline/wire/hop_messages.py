@@ -1,11 +1,10 @@
-"""The messages of training between members, one record each, bounded before anything is allocated.
+"""The training messages between members, one record each, with bounds checked before anything is allocated.
 
 message_sender.py -> [hop_messages] -> tensor_transport.py -> wire -> [hop_messages] -> pipeline_member.py
 
-A message names the plan it belongs to, its work and the `attempt`. The same work brought another way has a
-higher attempt, and the same message sent again is equal to the first, so that a receiver can count it once
-whatever happens. Activations and gradients follow their message as raw bytes, described by its
-`TensorHeader` (codec.py).
+A message names its plan, its work and the `attempt`. The same work sent another way has a higher attempt, and
+a message sent again is equal to the first, so the receiver can count it exactly once whatever happens.
+Activations and gradients follow their message as raw bytes, described by its `TensorHeader` (codec.py).
 """
 
 import math
@@ -19,20 +18,21 @@ from swarmnode.extensions.pipeline.wire.services import MAX_TENSOR_BYTES, Member
 MAX_DIM = 1 << 22
 MAX_NODES = 1024
 MAX_PATH = 64
-"""Stages that one micro-batch visits; no model we train has more layers than this."""
+"""Most stages that one micro-batch can visit; no model that we train has more layers."""
 
 MAX_SEQUENCES = 2048
-"""Packed sequences in one micro-batch."""
+"""Most packed sequences in one micro-batch."""
 
 MAX_PROMPT_TOKENS = 1 << 20
-"""Tokens of shared prompts of one micro-batch, each counted as often as it is continued: the receiver lays
-them out one after the other (model/layout.py), which a few bytes must not be able to make large."""
+"""Most tokens of shared prompts in one micro-batch, each counted once for every run that continues it. The
+receiver lays all of them out one after the other (model/layout.py), so a message of a few bytes must not be
+able to make this large."""
 
 MAX_BACK = 4096
-"""Micro-batches of one data node that pass one member in one iteration."""
+"""Most micro-batches of one data node that can pass one member in one iteration."""
 
 MAX_ATTEMPTS = 64
-"""Attempts at one message. After that many failures another one is not going to succeed."""
+"""Most attempts at one message. After that many failures, another attempt will not succeed."""
 
 SIGNATURE_BYTES = 64
 
@@ -47,13 +47,13 @@ Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 Dtype = Literal["float32", "bfloat16", "float16"]
 CodecName = Literal["none", "fp16"]
 Trouble = Literal["silent", "full", "refused"]
-"""Reason why a micro-batch does not get past a node. silent: no answer within the deadline. full: it has no
-slot. refused: it does not take it, or cannot compute it."""
+"""Reason why a micro-batch cannot get past a node. silent: no answer within the deadline. full: the node has
+no slot. refused: the node does not accept it, or cannot compute it."""
 
 
 class TensorHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
-    """The description by which the bytes behind a message become a tensor. An instance is consistent and
-    within bounds."""
+    """Describes how to read the bytes after a message as a tensor. Every instance is consistent and within
+    bounds."""
 
     dtype: Dtype
     """Type of the numbers that follow."""
@@ -70,7 +70,7 @@ class TensorHeader(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes behind the message. Computed from the header, so that no sender has to claim it."""
+        """Number of bytes after the message. Computed from the header, so that no sender has to state it."""
         return self.size * _ITEM_BYTES[self.dtype]
 
 
@@ -81,17 +81,17 @@ class _Message(MemberMessage, frozen=True, kw_only=True):
 
 
 class Hop(_Message, frozen=True, kw_only=True):
-    """A message with a tensor behind it, from one node of a path to its neighbour there."""
+    """A message followed by a tensor, from one node of a path to its neighbour on the path."""
 
     micro_batch: Count
-    """Number given by the data node, unique within its plan and iteration, and unchanged on the whole
+    """Number given by the data node, unique within the plan and iteration, and the same on the whole
     path."""
     agent: Count
-    """The slot of the data node that started it."""
+    """The slot of the data node in which the micro-batch started."""
     wave: Count
     path: Annotated[tuple[Index, ...], Meta(min_length=2, max_length=MAX_PATH)]
-    """Nodes in order of visit, the data node first. The route that is really taken may differ from the plan's
-    when a member was replaced or left out."""
+    """Nodes in order of visit, starting with the data node. The path may differ from the plan's if a member
+    was replaced or left out."""
     position: Annotated[int, Meta(ge=0, le=MAX_PATH)]
     tensor: TensorHeader
 
@@ -113,18 +113,18 @@ class Hop(_Message, frozen=True, kw_only=True):
 
 
 class ForwardHop(Hop, frozen=True, kw_only=True, tag="forward"):
-    """Hidden states of a micro-batch, for the node at `position` of its path. Behind the end of the path the
-    data node receives them for the loss."""
+    """Hidden states of a micro-batch, for the node at `position` of its path. The position after the end of
+    the path is the data node, which needs them for the loss."""
 
     tokens: Annotated[int, Meta(ge=1, le=2**40)]
-    """Tokens, or answers, that are learned from: the weight of the micro-batch against others."""
+    """Tokens, or answers, that are learned from: the weight of this micro-batch relative to others."""
     lengths: Annotated[tuple[Dim, ...], Meta(max_length=MAX_SEQUENCES)] = ()
     """Tokens of each packed run, in order. Empty if each row is one sequence."""
     prompts: Annotated[tuple[Run | None, ...], Meta(max_length=MAX_SEQUENCES)] = ()
     """By run, the run that it continues, as in model/layout.py. Empty if every run is a whole sequence."""
     signature: Annotated[bytes, Meta(max_length=SIGNATURE_BYTES)] = b""
-    """Signature of the data node (signing.py). The node that receives this from the data node itself does not
-    need it."""
+    """Signature of the data node (signing.py). Not needed by the node that receives this directly from the
+    data node."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -143,7 +143,7 @@ class ForwardHop(Hop, frozen=True, kw_only=True, tag="forward"):
             raise ValueError(f"shared prompts of {repeated} tokens, at most {MAX_PROMPT_TOKENS}")
 
     def backward(self, position: int) -> "BackwardHop":
-        """Return the message that takes the gradient of this micro-batch to the node at `position`."""
+        """Return the message that carries the gradient of this micro-batch to the node at `position`."""
         return BackwardHop(
             plan=self.plan,
             iteration=self.iteration,
@@ -164,7 +164,7 @@ class ForwardHop(Hop, frozen=True, kw_only=True, tag="forward"):
 
     @property
     def source(self) -> int:
-        """The node that must have sent this message."""
+        """The node that must be the sender of this message."""
         return self.path[self.position - 1]
 
     @property
@@ -173,12 +173,12 @@ class ForwardHop(Hop, frozen=True, kw_only=True, tag="forward"):
 
 
 class BackwardHop(Hop, frozen=True, kw_only=True, tag="backward"):
-    """Gradient of the loss with respect to the hidden states that the node at `position` handed on."""
+    """Gradient of the loss with respect to the hidden states that the node at `position` passed on."""
 
     @property
     def source(self) -> int:
-        """The node that must have sent this message: the next one on the path, or the data node for the
-        last."""
+        """The node that must be the sender of this message: the next one on the path, or the data node if
+        this is for the last node."""
         return self.path[(self.position + 1) % len(self.path)]
 
     @property
@@ -189,36 +189,36 @@ class BackwardHop(Hop, frozen=True, kw_only=True, tag="backward"):
 class _OfMicroBatch(_Message, frozen=True, kw_only=True):
     micro_batch: Count
     position: Annotated[int, Meta(ge=0, le=MAX_PATH)] = 0
-    """Position on the path of the node that this message is about, or of the node that is asked."""
+    """Position on the path of the node that this message is about, or that it asks."""
 
 
 class Lost(_OfMicroBatch, frozen=True, kw_only=True, tag="lost"):
-    """A report to a data node that its micro-batch does not get past the node at `position`, sent by that
-    node or by its neighbour on the path."""
+    """Tells a data node that its micro-batch cannot get past the node at `position`. Sent by that node or by
+    its neighbour on the path."""
 
     fault: Trouble
 
 
 class Passed(_OfMicroBatch, frozen=True, kw_only=True, tag="passed"):
-    """A data node's question to the node at `position`: have you handed on this micro-batch?
+    """A data node asks the node at `position` if it has passed on this micro-batch.
 
-    The answer is Done if it has, too_slow if the micro-batch is still there, unknown_work if it is not. So a
-    member is found that accepts everything and does nothing. At position 0 any member asks a data node if its
+    The answer is Done if it has, too_slow if the micro-batch is still there, unknown_work if it is not. This
+    exposes members that accept everything and do nothing. With position 0, any member asks a data node if its
     part of this iteration is still to come or under way; Done means yes.
     """
 
     homeward: bool
-    """True if the question is about the gradient of the micro-batch."""
+    """True if the question is about the micro-batch's gradient."""
 
 
 class Finished(_Message, frozen=True, kw_only=True, tag="finished"):
-    """A data node's report to one member that it has done its part of an iteration."""
+    """A data node tells one member that it has finished its part of an iteration."""
 
     node: Index
     """The data node that has finished."""
     back: Annotated[tuple[tuple[Count, Attempt], ...], Meta(max_length=MAX_BACK)]
-    """(micro-batch, attempt) of those that came back along a path on which the member is. Others that it has
-    were counted by replicas, or do not count at all."""
+    """(micro-batch, attempt) of those that came back along a path that includes the member. All others that
+    the member has were counted by replicas, or do not count at all."""
 
 
 Message = ForwardHop | BackwardHop | Lost | Passed | Finished

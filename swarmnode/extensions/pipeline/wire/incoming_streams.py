@@ -1,4 +1,4 @@
-"""The answering half of the wire: who may ask us what, for how much of our memory and time.
+"""The answering half of the wire: checks what peers may ask, and limits the memory and time they may use.
 
 stream of a member -> [IncomingStreams] -> the service that it asks: Incoming -> Reply
 
@@ -9,9 +9,10 @@ stream of a member -> [IncomingStreams] -> the service that it asks: Incoming ->
                                           <-     answer, early when it is a refusal
                                           <-     body in chunks
 
-Order matters: the cheapest refusal comes first, and nothing is allocated before its size is known to be
-bounded and reserved. Nothing here can wait for ever: each chunk, each message and each answer has a deadline,
-so memory that a sender holds comes back. Waiting for memory is how a busy member slows its senders down.
+The order matters: the cheapest refusals come first, and nothing is allocated before its size is known to be
+within bounds and is reserved. Nothing here can wait forever: each chunk, message and answer has a deadline,
+so memory held by a sender is always released. A busy member slows its senders down by making them wait for
+memory.
 """
 
 import asyncio
@@ -43,51 +44,51 @@ from swarmnode.network.streams import Buffer, ByteStream
 logger = logging.getLogger(__name__)
 
 SMALL_FRAME_BYTES = 64 * 1024
-"""Larger messages are counted against the memory of their sender, as payloads are."""
+"""Larger messages count against the memory of their sender, like payloads."""
 
 LEAST_BYTES_PER_S = 26_000.0
-"""Slowest line that is worth a place in a pipeline."""
+"""Slowest line that is still useful in a pipeline."""
 
 
 @dataclass(frozen=True, slots=True)
 class WireLimits:
-    """Bounds on the use that other members may make of this machine."""
+    """Limits on how much other members may use this machine."""
 
     max_in_flight: int = 16
-    """Messages of one service on their way to one member at once. Two keep a link busy; more share it, and an
-    emulated link holds each for long."""
+    """Messages of one service that may be on their way to one member at once. Two keep a link busy; more
+    share it, and an emulated link holds each for a long time."""
     max_inbound_bytes: int = 4 * MAX_TENSOR_BYTES
-    """Payloads being received or checked at once, from all members together."""
+    """Bytes of payloads being received or checked at once, from all members together."""
     max_inbound_bytes_per_peer: int = 2 * MAX_TENSOR_BYTES
-    """Payloads of one member being received or checked at once: it cannot lock the others out."""
+    """The same for a single member, so that it cannot lock the others out."""
     max_stranger_bytes: int = MAX_TENSOR_BYTES // 4
-    """The same of all peers together that are members of nothing yet: room for four probes, beside that of
-    members. Their identities cost nothing, so none has a share of its own."""
+    """The same for all strangers together: room for four probes, in addition to that of members. Identities
+    cost nothing, so a stranger has no share of its own."""
     max_streams_per_peer: int = 64
-    """Some services at once at `max_in_flight`, and streams that the peer gave up and that are about to
-    close."""
+    """Enough for several services at `max_in_flight`, and for streams that the peer gave up and that are
+    about to close."""
     max_stranger_streams: int = 64
-    """Streams of all peers together that are members of nothing yet. Beyond it, one that waits for its peer
-    makes room: an honest peer's message comes with its stream, so it is not the one, however many identities
-    wait."""
+    """Streams of all strangers together. Beyond this number, a stream that is waiting for its peer is closed
+    to make room. An honest peer sends its message together with its stream, so its stream is not chosen,
+    however many identities wait."""
     max_streams_per_stranger: int = 8
     header_timeout_s: float = 5.0
-    """Time in which a message that has begun must be complete, besides its bytes at LEAST_BYTES_PER_S."""
+    """Time for a started message to be complete, in addition to its bytes at LEAST_BYTES_PER_S."""
     chunk_timeout_s: float = CHUNK_BYTES / LEAST_BYTES_PER_S
     """Time limit of a chunk."""
     reply_timeout_s: float = 5.0
-    """Time in which a sender must take its answer, and hang up if it was refused."""
+    """Time for a sender to read its answer, and to close the stream if it was refused."""
     idle_timeout_s: float = 60.0
-    """Time after which a stream without messages is closed; the next message opens another."""
+    """Time after which a stream without messages is closed. The next message opens another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The answer of a service: a record, and many bytes behind it where there are many."""
+    """The answer of a service: a record, optionally followed by many bytes."""
 
     content: Any = None
     body: Buffer = b""
-    """Must not be written to until it is sent."""
+    """Must not be modified until it is sent."""
 
 
 M = TypeVar("M", bound=MemberMessage)
@@ -95,12 +96,12 @@ M = TypeVar("M", bound=MemberMessage)
 
 @dataclass(slots=True, eq=False)
 class Incoming(Generic[M]):
-    """A message that is to be answered."""
+    """A message that needs an answer."""
 
     peer_id: str
     message: M
     timeout_s: float
-    """Seconds for which it is of use."""
+    """Seconds during which an answer is useful."""
     _stream: ByteStream
     _budget: ByteBudget
     _chunk_timeout_s: float
@@ -113,7 +114,7 @@ class Incoming(Generic[M]):
 
     @asynccontextmanager
     async def payload(self) -> AsyncGenerator[bytearray, None]:
-        """Receive the bytes behind the message. They count as memory of their sender within the context.
+        """Receive the bytes after the message. Within the context they count as memory of their sender.
         Raises Rejected: too_large; TimeoutError, PeerUnreachable."""
         size_bytes = self.message.payload_bytes
         self.waits_for_memory = True
@@ -129,19 +130,20 @@ class Incoming(Generic[M]):
 
 
 Respond = Callable[[Incoming[Any]], Awaitable[Reply]]
-"""Answers a message. Raises Rejected to refuse it. It may be cancelled at its deadline; what it did by then
-must not count."""
+"""Answers a message. Raises Rejected to refuse it. It may be cancelled at its deadline; what it did until
+then must not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceHandler:
-    """A service of ours for other members."""
+    """A service that we offer to other members."""
 
     messages: Any
     """The type of its messages, or a union of tagged ones."""
     respond: Respond
     knows: Callable[[str], bool] | None
-    """Returns True if this peer is a member that may ask; others are told nothing. None: anybody may ask."""
+    """Returns True if this peer is a member that may ask; other peers get no answer. None: any peer may
+    ask."""
 
     def welcomes(self, peer_id: str) -> bool:
         return self.knows is None or self.knows(peer_id)
@@ -149,13 +151,13 @@ class ServiceHandler:
 
 @dataclass(slots=True)
 class _Stream:
-    """A stream that is served."""
+    """A stream that is being served."""
 
     is_stranger: bool
     service: int = 0
-    """The service that it asks at the moment; 0 for none."""
+    """The service that it is asking now; 0 for none."""
     waits: bool = True
-    """True while we wait for its peer to say something."""
+    """True while we wait for the peer to send something."""
 
 
 class IncomingStreams:
@@ -168,7 +170,7 @@ class IncomingStreams:
         self._stranger_budget = ByteBudget(limits.max_stranger_bytes, limits.max_stranger_bytes)
         self._streams: Counter[str] = Counter()
         self._serving: dict[asyncio.Task[object], _Stream] = {}
-        """The oldest first."""
+        """Ordered from oldest to newest."""
         self.refused: Counter[Refusal] = Counter()
         """Messages of others that were refused, by reason."""
 
@@ -177,7 +179,7 @@ class IncomingStreams:
         self._handlers[service] = handler
 
     async def end(self, service: MemberService | None = None) -> None:
-        """Answer no more messages to this service, or to any, and end those that are being answered."""
+        """Stop answering messages to this service, or to all, and end those being answered."""
         for ended in tuple(self._handlers) if service is None else (service,):
             self._handlers.pop(ended, None)
         ending = [task for task, served in self._serving.items() if service in (None, served.service)]
@@ -194,7 +196,7 @@ class IncomingStreams:
             served = _Stream(is_stranger=not self._knows(peer_id))
             self._make_room(peer_id, served)
         except Rejected as rejected:
-            # A stranger is told nothing.
+            # Strangers get no reason.
             self._count(rejected, peer_id)
             return
         self._serving[task] = served
@@ -208,8 +210,8 @@ class IncomingStreams:
             self._streams += Counter()  # forgets the peers at zero
 
     def _knows(self, peer_id: str) -> bool:
-        """Return True if the peer is a member for one of our services. Raises Rejected: not_a_member, where
-        none is for strangers."""
+        """Return True if the peer is a member for one of our services. Raises Rejected: not_a_member, if it
+        is not and none of our services is open to strangers."""
         handlers = self._handlers.values()
         if any(handler.knows is not None and handler.knows(peer_id) for handler in handlers):
             return True
@@ -229,11 +231,11 @@ class IncomingStreams:
             if not waiting:
                 raise Rejected(Refusal.TOO_MANY_STREAMS)
             waiting[0].cancel()
-            # It ends later, and the next one must not count on its room as well.
+            # It ends later, and no other stream may count on the same room.
             self._serving[waiting[0]].waits = False
 
     async def _exchange(self, stream: ByteStream, served: _Stream) -> bool:
-        """Answer one message. Returns False if the stream is over, or bytes are left in it."""
+        """Answer one message. Returns False if the stream has ended, or has unread bytes."""
         incoming, service, reply = None, 0, Reply()
         rejected: Rejected | None = None
         try:
@@ -245,7 +247,7 @@ class IncomingStreams:
             if handler is None or not handler.welcomes(stream.peer_id):
                 self._count(Rejected(Refusal.NOT_A_MEMBER), stream.peer_id)
                 return False
-            # It may have become a member, or have ceased to be one, since the stream was opened.
+            # The peer may have become a member, or stopped being one, since the stream was opened.
             served.service, served.is_stranger = service, not self._knows(stream.peer_id)
             budget = self._stranger_budget if served.is_stranger else self._budget
             limits = LIMITS[MemberService(service)]
@@ -276,7 +278,7 @@ class IncomingStreams:
         return await self._say(stream, service, reply, rejected, keep=keep)
 
     async def _next_prefix(self, stream: ByteStream) -> Prefix | None:
-        """Return the prefix of the next message, or None if the asker has no more. Raises Rejected:
+        """Return the prefix of the next message, or None if the asker sends no more. Raises Rejected:
         other_version."""
         try:
             async with asyncio.timeout(self._limits.idle_timeout_s):
@@ -310,7 +312,8 @@ class IncomingStreams:
                     await stream.send(body[start : start + CHUNK_BYTES])
             if not keep:
                 async with asyncio.timeout(self._limits.reply_timeout_s):
-                    # The asker hangs up when it reads the answer. Hanging up first could overtake it.
+                    # The asker closes the stream when it has read the answer. Closing first could overtake
+                    # the answer.
                     await stream.discard()
         except TimeoutError:
             return False

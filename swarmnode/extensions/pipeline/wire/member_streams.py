@@ -1,14 +1,14 @@
-"""The one wire between members: whatever they say to each other goes over the streams of this protocol.
+"""The one wire between members: all their messages use the streams of this protocol.
 
 a service -> [MemberStreams.ask] -> stream of a StreamHost -> incoming_streams.py of another member
 
-A stream carries one message at a time and is used again for the next, of whatever service: messages do not
-wait for each other behind a large tensor, giving one up is closing its stream, and a warm stream has its
-window. Up to `max_in_flight` messages of a service are on their way to a member; further ones wait for their
-turn, which counts towards their deadline.
+A stream carries one message at a time and is then reused for the next one, of any service. So messages do not
+queue behind a large tensor, a message is given up by closing its stream, and a reused stream already has its
+window. At most `max_in_flight` messages of a service are on their way to a member; the others wait for their
+turn, and the wait counts towards their deadline.
 
-`ask` makes one attempt. It returns what the other member says, and raises when there is no answer: then the
-message may have been taken or not. So every service is made to be asked the same twice.
+`ask` makes one attempt. It returns the other member's answer, and raises if there is none; the message may or
+may not have been accepted then. So every service can safely be asked the same thing twice.
 """
 
 import asyncio
@@ -37,7 +37,8 @@ from swarmnode.network.streams import Buffer, ByteStream, StreamHost
 logger = logging.getLogger(__name__)
 
 PROTOCOL = "/swarmnode/pipeline"
-"""Without a version: members of different ones meet, and refuse each other with a sentence."""
+"""The name has no version, so that members of different versions can meet and refuse each other with a
+reason."""
 
 MAX_TOLD = 1024
 
@@ -45,17 +46,18 @@ T = TypeVar("T")
 
 
 class BrokenOff(PeerUnreachable):
-    """The peer was reached and has ended the stream without an answer: it may not know us yet."""
+    """The peer was reached, but ended the stream without an answer: it may not know us yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerBody:
-    """The bytes behind an answer, as the asker takes them."""
+    """The bytes after an answer, as received by the asker."""
 
     size_bytes: Callable[[Any], int]
-    """Called with the answer; returns how many bytes belong behind it, or raises Rejected to read none."""
+    """Called with the answer. Returns the number of bytes that belong to it, or raises Rejected to read
+    none."""
     data: bytearray = field(default_factory=bytearray)
-    """The bytes are appended to it, so that those that came before a failure are not lost."""
+    """Bytes are appended to this, so that bytes received before a failure are not lost."""
 
 
 @dataclass(slots=True)
@@ -66,13 +68,13 @@ class _Link:
         default_factory=dict[MemberService, asyncio.Semaphore]
     )
     idle: list[tuple[float, ByteStream]] = field(default_factory=list[tuple[float, ByteStream]])
-    """Streams for the next messages, each with the time of its last answer."""
+    """Streams ready for the next messages, each with the time of its last answer."""
     users: int = 0
-    """Messages on their way, or waiting for their turn."""
+    """Messages on their way or waiting for their turn."""
 
 
 class MemberStreams:
-    """Asks other members, and answers them.
+    """Asks other members, and answers their questions.
 
     async with MemberStreams(host) as streams, TensorTransport(streams, stage) as transport:
         reply = await transport.send(peer_id, ForwardHop(...), encoded.payload, timeout_s=10.0)
@@ -84,10 +86,10 @@ class MemberStreams:
         self._links: dict[str, _Link] = {}
         self._open: set[ByteStream] = set()
         self._told = BoundedDict[str, None](MAX_TOLD)
-        """Peers of which the log says that they speak another version."""
+        """Peers for which the log already says that they have another version."""
         self._leaving = False
         self.incoming = IncomingStreams(self._limits)
-        """The services of ours."""
+        """The services that we offer."""
 
     async def __aenter__(self) -> Self:
         """Raises HostDown."""
@@ -97,7 +99,7 @@ class MemberStreams:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        # The host goes on to hand us streams; without a service they are all of strangers.
+        # The host still hands us streams; without services they are all refused as those of strangers.
         self._leaving = True
         for stream in tuple(self._open):
             self._close(stream)
@@ -118,11 +120,11 @@ class MemberStreams:
         payload: Buffer = b"",
         body: AnswerBody | None = None,
     ) -> T:
-        """Send a message in one attempt, and return its answer within so many seconds.
+        """Send a message in one attempt, and return its answer within `timeout_s` seconds.
 
-        Raises MemberRefused, of which BadAnswer is for an answer that is none (malformed, wrong_shape, and
-        what `body.size_bytes` rejects); RequestTimeout, PeerUnreachable (of which BrokenOff is one),
-        HostDown; ValueError when the payload is not the message's.
+        Raises MemberRefused, or its subclass BadAnswer if the answer is invalid (malformed, wrong_shape, or
+        rejected by `body.size_bytes`); RequestTimeout, PeerUnreachable (or its subclass BrokenOff), HostDown;
+        ValueError if the payload does not fit the message.
         """
         if len(payload) != message.payload_bytes:
             raise ValueError(f"{len(payload)} bytes for a message of {message.payload_bytes}")
@@ -142,7 +144,7 @@ class MemberStreams:
                 del self._links[peer_id]
 
     def forget(self, peer_id: str) -> None:
-        """Close the idle streams to a peer that is not going to be asked for a while."""
+        """Close the idle streams to a peer that will not be asked for a while."""
         link = self._links.get(peer_id, _Link())
         while link.idle:
             self._close(link.idle.pop()[1])
@@ -154,8 +156,8 @@ class MemberStreams:
             try:
                 return await self._exchange(stream, link, attempt)
             except BrokenOff as error:
-                # Closed while nobody looked, and perhaps the others with it. A new stream tells whether the
-                # peer is there; should it have taken the message, it will say so again.
+                # It was closed unnoticed, and perhaps the others were too. A new stream shows if the peer is
+                # still there. If the peer had accepted the message, it will say so again.
                 logger.debug("a kept stream to %s was dead: %s", peer_id, error)
         if self._leaving:
             raise PeerUnreachable("we are leaving the pipeline")
@@ -184,7 +186,7 @@ class MemberStreams:
         return content  # type: ignore[return-value]
 
     def _forget_unused(self) -> None:
-        """Close the streams that were idle for long, and forget the peers that have none."""
+        """Close streams that have been idle for long, and forget peers without any streams."""
         oldest_s = asyncio.get_running_loop().time() - self._limits.idle_timeout_s / 2
         for peer_id, link in tuple(self._links.items()):
             while link.idle and link.idle[0][0] < oldest_s:
@@ -204,7 +206,7 @@ class _Attempt(Generic[T]):
     service: MemberService
     message: MemberMessage
     kind: type[T]
-    """The type of its answer."""
+    """The type of the answer."""
     payload: Buffer
     """Must not change until the message is answered."""
     body: AnswerBody | None
@@ -212,7 +214,7 @@ class _Attempt(Generic[T]):
     chunk_timeout_s: float
 
     async def converse(self, stream: ByteStream) -> AnswerFrame:
-        """Write the message and listen for the answer meanwhile: a refusal stops the writing. Raises
+        """Write the message while listening for the answer: a refusal stops the writing. Raises
         BrokenOff."""
         failure: NetworkError | Rejected | None = None
         answer: AnswerFrame | None = None
@@ -232,7 +234,7 @@ class _Attempt(Generic[T]):
         return answer
 
     async def content(self, stream: ByteStream, answer: AnswerFrame) -> T:
-        """Return the answer of the service, once its body is read. Raises BrokenOff, RequestTimeout,
+        """Return the answer of the service, after reading its body. Raises BrokenOff, RequestTimeout,
         BadAnswer."""
         try:
             content = decode(self.kind, answer.content)
@@ -260,5 +262,5 @@ class _Attempt(Generic[T]):
             for start in range(0, len(payload), CHUNK_BYTES):
                 await stream.send(payload[start : start + CHUNK_BYTES])
         except PeerUnreachable as error:
-            # Whoever listens on the same stream meets the same end, and may find an answer before it.
+            # The reader of the same stream sees it end too, and may find an answer before the end.
             logger.debug("a stream to %s ended under a message: %s", stream.peer_id, error)

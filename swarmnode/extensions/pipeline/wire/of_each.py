@@ -1,4 +1,4 @@
-"""Work for several members at once, and its results by member.
+"""Runs work for several members at once, and returns the results by member.
 
 liveness.py, proposal_round.py, replica_exchange.py, state_service.py -> [of_each]
 """
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 async def of_each(keys: Iterable[K], work: Callable[[K], Coroutine[Any, Any, T]]) -> dict[K, T]:
-    """Return the result of the work for each of these, done at the same time. A failure ends the others.
+    """Return the result of the work for each key. All run at the same time, and a failure ends the others.
 
     >>> async def double(number): return 2 * number
     >>> asyncio.run(of_each((1, 2), double))

@@ -1,4 +1,4 @@
-"""Members of the running plans, and the check that a message comes from the right one.
+"""Members of the running plans, and the check that a message comes from the right member.
 
 Assignment (assignment.py) -> [PlanMembers, check_sender] -> tensor_transport.py
 """
@@ -13,7 +13,7 @@ from swarmnode.extensions.pipeline.wire.refusals import Refusal
 
 @dataclass(frozen=True, slots=True)
 class PlanMembers:
-    """Members of a plan: the peer id of each node, in the order of its instance, and our own node."""
+    """Members of a plan: the peer ids in node order, and the number of our own node."""
 
     plan: str
     """Digest of the plan (plan.py)."""
@@ -34,7 +34,7 @@ def members_of(plan: str, peer_id: str, plans: Mapping[str, PlanMembers]) -> Pla
 def check_sender(message: Message, peer_id: str, plans: Mapping[str, PlanMembers]) -> None:
     """Raises Rejected if this peer may not send us this message: unknown_plan, not_a_member, wrong_route.
 
-    A hop must come from the node before us on its own path, so a member cannot speak for another one.
+    A hop must come from the node before us on its path, so a member cannot speak for another one.
     """
     members = members_of(message.plan, peer_id, plans)
     if isinstance(message, Finished) and members.peers.index(peer_id) != message.node:

@@ -1,4 +1,4 @@
-"""The reasons for which a member does not take what another one asks, and how it says so.
+"""The reasons for which a member refuses what another member asks, and their form on the wire.
 
 incoming_streams.py, services -> [Refused] -> wire -> [MemberRefused] -> whoever asked
 """
@@ -15,7 +15,7 @@ MAX_DETAIL_CHARS = 400
 
 
 class Refusal(StrEnum):
-    """Reason why a message was not taken. On the wire it is one of these or malformed, so their number is
+    """Reason why a message was refused. Anything else on the wire is malformed, so the number of reasons is
     bounded."""
 
     NOT_A_MEMBER = "not_a_member"
@@ -28,47 +28,47 @@ class Refusal(StrEnum):
     WRONG_ROUTE = "wrong_route"
     WRONG_SHAPE = "wrong_shape"
     BAD_SIGNATURE = "bad_signature"
-    """The data node in whose name it comes has not signed it."""
+    """The data node that it claims to come from has not signed it."""
     NOT_FINITE = "not_finite"
     NO_MEMORY = "no_memory"
-    """Its bytes would have had to wait for longer than it is of use, or it does not fit beside what the stage
-    holds."""
+    """Its bytes would have to wait for longer than the message is useful, or it does not fit into memory
+    beside what the stage holds."""
     NO_SLOT = "no_slot"
-    """The stage holds as many micro-batches as it may."""
+    """The stage holds as many micro-batches as it can."""
     UNKNOWN_WORK = "unknown_work"
-    """A gradient for hidden states that were never sent, or an answer that is too late."""
+    """A gradient for hidden states that were never sent, or an answer that comes too late."""
     UNKNOWN_STATE = "unknown_state"
-    """A state of a stage that is not held here."""
+    """A state of a stage that we do not hold."""
     TOO_EARLY = "too_early"
-    """A question about an iteration that is far away."""
+    """A question about an iteration that is far ahead."""
     TOO_OFTEN = "too_often"
     NOT_OWN = "not_own"
-    """A presence that a peer brings as its own and that is another's, or one that describes another
+    """A presence that a peer sends as its own but that belongs to another peer, or one that describes another
     member."""
     OLD_NEWS = "old_news"
     OTHER_TERMS = "other_terms"
-    """Another model, or settings that have to be equal and are not."""
+    """Another model, or different values of settings that must be equal."""
     NOT_INVITED = "not_invited"
     FULL = "full"
     UNKNOWN_MEMBER = "unknown_member"
-    """We have no presence of the asking member: it should introduce itself."""
+    """We have no presence of the asking member: it should introduce itself first."""
     NOT_CONVENER = "not_convener"
-    """A member with a smaller peer id lives and has the turn."""
+    """A member with a smaller peer id is alive and is the convener."""
     OUTBID = "outbid"
-    """There is a proposal with a higher epoch, or with an equal one by a smaller peer id."""
+    """There is a proposal with a higher epoch, or with an equal epoch and a smaller peer id."""
     EPOCH_LEAP = "epoch_leap"
     ITERATION_LEAP = "iteration_leap"
     NOT_IN_IT = "not_in_it"
     """The proposal leaves out its receiver or its sender."""
     WRONG_PART = "wrong_part"
-    """The proposal says that we hold other layers than we do."""
+    """The proposal claims that we hold other layers than we do."""
     BEGUN = "begun"
-    """The named iteration has begun here under the former plan."""
+    """The proposed iteration has already begun here under the former plan."""
     OTHER_EPOCH = "other_epoch"
     NOT_READY = "not_ready"
     BAD_PEER_ID = "bad_peer_id"
     STALE = "stale"
-    """Costs measured too long ago or in the future: a clock is wrong."""
+    """Costs that were measured too long ago or in the future: a clock is wrong."""
     LEFT = "left"
     INTERRUPTED = "interrupted"
     """The stream ended, or we are leaving."""
@@ -76,7 +76,7 @@ class Refusal(StrEnum):
 
 
 class Refused(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The refusal of a message as it is sent: it was not taken and will not be."""
+    """The refusal of a message as it is sent: the message was not accepted and will not be."""
 
     reason: Refusal
     detail: Annotated[str, Meta(max_length=MAX_DETAIL_CHARS)] = ""
@@ -84,12 +84,12 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
     @classmethod
     def of(cls, rejected: Rejected) -> "Refused":
-        """Return the refusal that a peer is told for an error of ours."""
+        """Return the refusal to send to a peer for an error of ours."""
         return cls(reason_of(rejected), str(rejected)[:MAX_DETAIL_CHARS])
 
 
 class MemberRefused(Rejected):
-    """A member has refused what it was asked."""
+    """A member has refused a message."""
 
     def __init__(self, refused: Refused) -> None:
         super().__init__(refused.reason, refused.detail)
@@ -97,7 +97,7 @@ class MemberRefused(Rejected):
 
 
 class BadAnswer(MemberRefused):
-    """A member has answered, and it is no answer or one that we reject; `reason` is ours."""
+    """A member's answer is not valid, or we reject it. `reason` is ours."""
 
     def __init__(self, rejected: Rejected) -> None:
         super().__init__(Refused.of(rejected))
@@ -105,5 +105,5 @@ class BadAnswer(MemberRefused):
 
 
 def reason_of(rejected: Rejected) -> Refusal:
-    """Return the reason of an error; `internal` for those that no member is told."""
+    """Return the reason of an error, or `internal` if members are not told about it."""
     return Refusal(rejected.reason) if rejected.reason in set(Refusal) else Refusal.INTERNAL

@@ -1,4 +1,4 @@
-"""The services that members give each other, and the bounds of what is asked of each.
+"""The services that members offer each other, and the bounds of each service.
 
 [MemberService, LIMITS] -> member_streams.py (asks), incoming_streams.py (answers)
 
@@ -11,7 +11,7 @@
 | MEMBERSHIP | membership/membership_messages.py | anybody; presences are signed |
 | PROBES | membership/link_probes.py | anybody, within an allowance |
 
-The stream tells the truth about who asks, so only what is handed on is signed.
+The stream authenticates the asker, so only messages that are passed on need a signature.
 """
 
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ import msgspec
 KIB, MIB = 1024, 1024 * 1024
 
 MAX_TENSOR_BYTES = 64 * MIB
-"""Bound of a tensor as it is sent: 8 samples x 1024 tokens x width 2048 in float32."""
+"""Largest tensor on the wire: 8 samples x 1024 tokens x width 2048 in float32."""
 
 MAX_DEADLINE_S = 3600.0
-"""Bound of the time that any answer takes."""
+"""Longest time that any answer may take."""
 
 
 class MemberService(IntEnum):
-    """A service of members for each other, by its number in a frame."""
+    """A service that members offer each other, by its number in a frame."""
 
     HOPS = 1
     """Activations and gradients of training."""
@@ -47,13 +47,12 @@ class MemberService(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
-    """Bounds of the messages of one service, without their payloads, and of its answers, without their
-    bodies."""
+    """Bounds of one service's messages, without their payloads, and of its answers, without their bodies."""
 
     max_message_bytes: int
     max_answer_bytes: int
     longest_s: float
-    """Bound of the time that an answer takes, whatever the asker says."""
+    """Longest time that an answer may take, whatever the asker allows."""
 
 
 LIMITS = {
@@ -63,7 +62,7 @@ LIMITS = {
     MemberService.GENERATION: ServiceLimits(32 * KIB, KIB, 60.0),
     # The digests of 64 replicas, or a bit for each of 8192 parameters.
     MemberService.GRADIENTS: ServiceLimits(KIB, 16 * KIB, 120.0),
-    # An offered copy is answered when it was fetched.
+    # The answer to an offered copy comes only after the copy was fetched.
     MemberService.STATES: ServiceLimits(KIB, 64 * KIB, 600.0),
     # A proposal carries the presences of 64 members, each of 32 KiB.
     MemberService.MEMBERSHIP: ServiceLimits(2 * MIB + 16 * KIB, 8 * KIB, 30.0),
@@ -73,10 +72,10 @@ LIMITS = {
 
 
 class MemberMessage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A message from one member to another. Those of a service have tags of their own."""
+    """A message from one member to another. Messages of a service have tags of their own."""
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes that follow the message, within bounds. Computed from it, so that no sender has to claim
-        it."""
+        """Number of bytes after the message, within bounds. Computed from the message, so that no sender has
+        to state it."""
         return 0

@@ -1,10 +1,10 @@
-"""Proof that a micro-batch's path is its data node's: signed once at each attempt, checked by every node.
+"""Proves that a micro-batch's path comes from its data node: signed once per attempt, checked by every node.
 
 message_sender.py (at the data node) -> [signed] -> ForwardHop, from node to node -> [check_signature]
                                                                                     -> active_assignment.py
 
-Without it any member could start attempts in a data node's name: at the node before them on a path of their
-own making, and so block the honest ones. Peer ids are public keys, so no key has to be asked for.
+Without this, any member could start attempts in a data node's name, at the next node on a path of its own
+choice, and so block the honest ones. Peer ids are public keys, so no key exchange is needed.
 """
 
 import msgspec
@@ -24,12 +24,12 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def signed(message: ForwardHop, key: NodeKey) -> ForwardHop:
-    """Return the message with its data node's signature. About 50 us."""
+    """Return the message with its data node's signature. Takes about 50 us."""
     return msgspec.structs.replace(message, signature=key.sign(_signed_bytes(message)))
 
 
 def check_signature(message: ForwardHop, data_node: str) -> None:
-    """Raises Rejected: bad_signature, unless the peer `data_node` has signed this attempt. About 130 us."""
+    """Raises Rejected: bad_signature, unless the peer `data_node` signed this attempt. Takes about 130 us."""
     try:
         key = Ed25519PublicKey.from_public_bytes(public_key_from_peer_id(data_node))
         key.verify(message.signature, _signed_bytes(message))
@@ -38,7 +38,7 @@ def check_signature(message: ForwardHop, data_node: str) -> None:
 
 
 def _signed_bytes(message: ForwardHop) -> bytes:
-    """Return the fields that stay equal on the whole path. Agent and wave follow from the micro-batch
+    """Return the fields that are the same on the whole path. Agent and wave follow from the micro-batch
     (hop_checks.py)."""
     fixed = (
         message.plan,

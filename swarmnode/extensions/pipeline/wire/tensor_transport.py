@@ -1,12 +1,12 @@
-"""Activations and gradients between the members of a pipeline: sent, answered, never taken twice.
+"""Sends activations and gradients between members of a pipeline. No message is processed twice.
 
 message_sender.py -> [TensorTransport.send] -> member_streams.py -> [TensorTransport] of another member
                                                                     -> its MessageHandler
 
-`send` makes one attempt. It returns what the other member says, and raises when there is no answer: then the
-message may have been taken or not, and sending it again is safe. Choosing another member, or giving up, is
-decided above (recovery.py). A message counts as done when MessageHandler.take has seen it, complete:
-the same message again is answered, not taken a second time.
+`send` makes one attempt. It returns the other member's answer, and raises if there is none. The message may
+or may not have been accepted then, and it is safe to send it again. Choosing another member, or giving up, is
+left to the caller (recovery.py). A message is done when MessageHandler.take has processed it completely: if
+the same message comes again, it is answered but not processed again.
 """
 
 import asyncio
@@ -24,23 +24,25 @@ from swarmnode.extensions.pipeline.wire.services import MemberService
 from swarmnode.network.streams import Buffer
 
 KEPT_PLANS = 2
-"""Plans at once: the running one, and the former one, of which something may be on its way yet."""
+"""Number of plans kept: the running one, and the former one, whose messages may still be on their way."""
 
 MAX_REMEMBERED = 4096
-"""Messages of one member that are remembered as done: several iterations."""
+"""Number of done messages to remember for each member: several iterations."""
 
 
 class MessageHandler(Protocol):
-    """The receiver of messages: a stage or a driver. It raises Rejected with a `Refusal` to refuse one."""
+    """The receiver of messages: a stage or a driver. It raises Rejected with a `Refusal` to refuse a
+    message."""
 
     def admit(self, peer_id: str, message: Message) -> None:
-        """Called before the payload is read: shape, codec, a free slot. It must not change anything."""
+        """Called before the payload is read, to check shape, codec and a free slot. Must not change
+        anything."""
         ...
 
     async def take(self, peer_id: str, message: Message, payload: bytearray) -> None:
-        """Called with the whole payload, to be decoded and kept. Returning means: done, never again.
+        """Called with the whole payload, to decode and keep it. Once this returns, the message is done.
 
-        It may be cancelled at its deadline; what it did by then must not count.
+        It may be cancelled at its deadline; what it did until then must not count.
         """
         ...
 
@@ -58,9 +60,9 @@ class TensorTransport:
         self._inbox = inbox
         self._plans = BoundedDict[str, PlanMembers](KEPT_PLANS)
         self._answers: dict[tuple[str, int], asyncio.Future[Rejected | None]] = {}
-        """By peer and hash of a message that is being taken."""
+        """By peer and message hash, the outcome of a message that is being processed."""
         self._done: dict[str, BoundedDict[int, None]] = {}
-        """By peer, the hashes of messages that were taken."""
+        """By peer, the hashes of messages that are done."""
 
     async def __aenter__(self) -> Self:
         self._streams.incoming.begin(MemberService.HOPS, ServiceHandler(Message, self._respond, self._knows))
@@ -73,7 +75,7 @@ class TensorTransport:
         await self._streams.incoming.end(MemberService.HOPS)
 
     def adopt(self, members: PlanMembers) -> None:
-        """Accept messages of this plan and of the one before it from now on."""
+        """Accept messages of this plan, and of the one before it, from now on."""
         former = {peer_id for plan in self._plans.values() for peer_id in plan.peers}
         self._plans[members.plan] = members
         for peer_id in former:
@@ -84,9 +86,9 @@ class TensorTransport:
     async def send(
         self, peer_id: str, message: Message, payload: Buffer = b"", *, timeout_s: float
     ) -> Refusal | None:
-        """Send a message in one attempt. Returns None if it was taken, now or before.
+        """Send a message in one attempt. Returns None if it was accepted, now or before.
 
-        Raises RequestTimeout, PeerUnreachable, HostDown; ValueError when the payload is not the message's.
+        Raises RequestTimeout, PeerUnreachable, HostDown; ValueError if the payload does not fit the message.
         """
         try:
             await self._streams.ask(
@@ -100,7 +102,7 @@ class TensorTransport:
         return any(peer_id in members.peers for members in self._plans.values())
 
     async def _respond(self, incoming: Incoming[Message]) -> Reply:
-        """Take a message. The first stream that lives to bring it settles it for all. Raises
+        """Process a message. If several streams bring it, the first that succeeds settles it for all. Raises
         Rejected."""
         peer_id, message = incoming.peer_id, incoming.message
         check_sender(message, peer_id, self._plans)

@@ -1,4 +1,4 @@
-"""The clock of the event loop, and waits on it: for a change, and for a time at most.
+"""The clock of the event loop, and waits with a time limit for changes and events.
 
 membership/, replica_answers.py, pipeline_node.py, membership_supervisor.py
 -> [loop_s, wait_at_most, ChangeSignal]
@@ -8,12 +8,12 @@ import asyncio
 
 
 def loop_s() -> float:
-    """Return the seconds of the running event loop, which never go backwards and have no date."""
+    """Return the time of the running event loop in seconds. It never goes backwards and is not a date."""
     return asyncio.get_running_loop().time()
 
 
 async def wait_at_most(seconds: float, event: asyncio.Event) -> None:
-    """Wait until the event is set, at most for this time."""
+    """Wait until the event is set, but at most this long."""
     try:
         async with asyncio.timeout(seconds):
             await event.wait()
@@ -22,8 +22,8 @@ async def wait_at_most(seconds: float, event: asyncio.Event) -> None:
 
 
 class ChangeSignal:
-    """Wakes all waiting tasks at a change. No change between two waits is missed by a task that looks at the
-    state first."""
+    """Wakes all waiting tasks when something changes. A task that checks the state before each wait misses no
+    change."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
@@ -36,5 +36,5 @@ class ChangeSignal:
         await self._changed.wait()
 
     async def pause(self, seconds: float) -> None:
-        """Wait until something changes, at most for this time."""
+        """Wait until something changes, but at most this long."""
         await wait_at_most(seconds, self._changed)
