@@ -76,7 +76,7 @@ class Lessons:
 
 @dataclass(frozen=True, slots=True)
 class SharingRule:
-    """The name of a rule in `exchange.rule`, and its settings. The defaults are the recipe that was measured."""
+    """A rule name for `exchange.rule`, and its settings. The defaults are the recipe that was measured."""
 
     name: str = "book"
     book_size: int = 2000
