@@ -174,6 +174,7 @@ class Forward:
 
         The work starts from scratch each time, in a function of its own, so that its tensors are freed when
         it has failed:
+
             for guard in forward.until_it_fits(longest_sequence):
                 with guard:
                     work()
