@@ -284,9 +284,9 @@ class Engine(Protocol):
         ...
 
     def load(self, update: PolicyUpdate) -> None:
-        """Makes a version live beside the newest, for requests that name it; it is dropped when no request
-        does any more. One that is already live is unchanged. Raises EngineError, changing nothing, for an
-        adapter that does not fit the model or a version beyond `max_versions`."""
+        """Makes a version live in addition to the newest, for requests that name it; it is dropped once no
+        request does. Does nothing if the version is live already. Raises EngineError, changing nothing, for
+        an adapter that does not fit the model or a version beyond `max_versions`."""
         ...
 
     def stats(self) -> EngineStats: ...
