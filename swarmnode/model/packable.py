@@ -39,11 +39,11 @@ def prepare_for_packing(model: Any) -> str | None:
     model is then unchanged.
 
     This is tested by computing: three short rows, and three with one prompt, packed in two orders, are
-    compared with each row alone, and with each other after changing the tokens around them. The tolerance of
-    the first test is the rounding of the model's own type; the second has none, and shows the smallest leak
-    between sequences. Layers that pass something from token to token outside the attention (states,
-    convolutions) fail it. No gradient is taken, the random state is unchanged, and other threads may use the
-    model meanwhile.
+    compared with each row alone, and with each other after changing the tokens around them. The first
+    comparison allows for the rounding of the model's own type; the second has no rounding, and shows the
+    smallest leak between sequences. Layers that pass something from token to token outside the attention
+    (states, convolutions) fail it. No gradient is taken, the random state is unchanged, and other threads may
+    use the model meanwhile.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS

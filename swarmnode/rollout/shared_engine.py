@@ -236,8 +236,8 @@ class SharedEngine:
         if self._expected == 1:  # The engine has its own queue, and computes prompts ahead for it.
             free = sum(member.waits_for for member in policies)
         for member, share in fair_shares(policies, free).items():
-            # One version after another: an unused version, once loaded, is only safe until the next one
-            # loads.
+            # One version after another: a loaded version is unused, and may be forgotten, until its rows are
+            # submitted.
             for serial, rows in groupby(member.start(share, self._numbers), lambda row: row.serial):
                 self.load(member, serial)
                 self._submit(member, list(rows), None)

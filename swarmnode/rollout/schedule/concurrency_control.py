@@ -31,9 +31,9 @@ def choose_concurrency(
     """Returns the number of requests to keep in the engine: enough to hide the base of a step, few enough to
     stay young.
 
-    `tail` is longest/mean length, `round_requests` the completions of one round. Returns at least that many:
-    with fewer, a round would be slower than a synchronous one, and departure_order.py keeps the bound on age
-    anyway. While either measurement is missing, returns `round_requests`.
+    `tail` is longest/mean length, `round_requests` the completions of one round. Returns at least that many,
+    up to `max_running`: with fewer, a round would be slower than a synchronous one, and departure_order.py
+    keeps the bound on age anyway. While either measurement is missing, the number is `round_requests`.
 
     >>> cost = StepCost(base_s=0.035, per_request_s=0.001)
     >>> choose_concurrency(cost, 5.0, round_requests=256, max_running=1024, max_lag=16)
