@@ -91,8 +91,8 @@ PATIENCE = 4
 """Rounds with fewer than LEAST_FINDS finds after which strangers are trusted a little."""
 
 FINDS_OF_TASK = 16
-"""The most own finds of one task that are compared with, the newest first: older ones were replayed often and
-no longer pull anywhere."""
+"""The most own finds of one task that are compared with: the newest, as older ones were replayed often and no
+longer pull anywhere."""
 
 FINDS = 64
 """The most own finds of all tasks that are compared with."""
