@@ -170,7 +170,7 @@ class _Block:
     """Sum of exp(z)."""
 
     def store_slope(self, slope_RV: Tensor, targets_R: Tensor) -> None:
-        """Writes onehot - p, the derivative of the log-probabilities by the logits, into a buffer, which may
+        """Writes onehot - p, the gradient of the log-probabilities in the logits, into a buffer, which may
         be that of the logits."""
         minus_inverse_R1 = self.total_R1.reciprocal().neg_()
         minus_p_RV = self.exp_RV.mul_(minus_inverse_R1)

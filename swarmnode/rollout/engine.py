@@ -18,7 +18,7 @@ from swarmnode.errors import EngineError
 from swarmnode.types import FinishReason, Span, Stretch, check_given, check_spans
 
 InFlight = Literal["keep", "recompute"]
-"""How to treat requests in flight when the policy changes.
+"""Treatment of requests in flight when the policy changes.
 
 keep: they continue under the new version with their present keys and values (stale; nothing is recomputed).
 recompute: they continue under the new version, with keys and values computed again.

@@ -39,8 +39,8 @@ Advantage = Callable[[Sequence[float]], Sequence[float]]
 """Maps the rewards of a group, at least two and not all equal, to as many advantages."""
 
 MeanOver = Literal["tokens", "answers", "answer_sums", "answers_at_full_length"]
-"""What a loss is averaged over: all tokens of the step; or its answers, each counted as the mean of its
-tokens, as their sum, or as their sum divided by the longest answer that the sampler allows."""
+"""The items that a loss is averaged over: all tokens of the step; or its answers, each counted as the mean of
+its tokens, as their sum, or as their sum divided by the longest answer that the sampler allows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,9 @@ products itself. Kept for the backward pass are x and S, and A and B in the type
 A and B are cast to the type of x here and their gradients cast back, so float32 adapters on a bfloat16 base
 cost as much as bfloat16 adapters. The price on a CPU: each product of such a gradient is rounded to bfloat16
 once, a relative error of 3e-3, where PEFT multiplies in float32, and so does a GPU here; sums over
-micro-batches and Adam stay in float32. Shapes: M tokens, K features in, N out, R rank, A adapters.
+micro-batches and Adam stay in float32.
+
+Shapes: M tokens, K features in, N out, R rank, A adapters.
 """
 
 from collections.abc import Sequence
