@@ -1,4 +1,4 @@
-"""The differences between families of dense decoders: one record each, read by engine and training alike."""
+"""The differences between families of dense decoders: one record each, used by engine and training alike."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from typing import Any, Literal
 from swarmnode.errors import EngineError
 
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
-"""Gates of an MLP that decoder.py has, by transformers' names: x sigmoid(x) (SwiGLU) and the approximation
-of GELU by a tanh (GeGLU; both arXiv 2002.05202)."""
+"""Gates of an MLP that decoder.py implements, by transformers' names: x sigmoid(x) (SwiGLU) and the tanh
+approximation of GELU (GeGLU; both arXiv 2002.05202)."""
 
 FIXED_ROPES = ("default", "linear", "llama3", "yarn")
 """Rotary scalings that stretch the frequencies once, whatever the length of a sequence, as transformers'
@@ -16,7 +16,7 @@ FIXED_ROPES = ("default", "linear", "llama3", "yarn")
 (arXiv 2309.00071)."""
 
 GROWING_ROPES = ("dynamic", "longrope")
-"""Rotary scalings whose frequencies change when a sequence grows: keys in a cache would have to turn again
+"""Rotary scalings whose frequencies change as a sequence grows: cached keys would have to be rotated again
 (dynamic NTK; LongRoPE, arXiv 2402.13753)."""
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -31,21 +31,22 @@ class NormNames:
 
     before_attention: str = "input_layernorm"
     after_attention: str | None = None
-    """The norm over what attention adds to the hidden state; Gemma 2 and 3 have it (arXiv 2408.00118)."""
+    """The norm over the attention output before it is added to the hidden state; Gemma 2 and 3 have it (arXiv
+    2408.00118)."""
     before_mlp: str = "post_attention_layernorm"
     after_mlp: str | None = None
-    """The norm over what the MLP adds to the hidden state; Gemma 2 and 3 have it."""
+    """The norm over the MLP output before it is added to the hidden state; Gemma 2 and 3 have it."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Returns the names of the norms that a layer has."""
+        """The names of the norms that a layer has."""
         all_four = (self.before_attention, self.after_attention, self.before_mlp, self.after_mlp)
         return tuple(name for name in all_four if name is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One architecture, as differences from Llama (arXiv 2302.13971), which is the record with no options."""
+    """One architecture, as differences from Llama (arXiv 2302.13971), the record without options."""
 
     model_type: str
     """Name in transformers' configurations."""
@@ -54,40 +55,40 @@ class Family:
     norms: NormNames = NormNames()
     """Norms of a layer, by name."""
     norm_offset: float = 0.0
-    """Added to the scale of every norm: 1 where a checkpoint stores scale - 1, as in `Gemma3RMSNorm`."""
+    """Added to the scale of every norm: 1 if a checkpoint stores scale - 1, as in `Gemma3RMSNorm`."""
     head_norms: bool = False
     """True if each query and each key is normed before it is rotated, by `q_norm` and `k_norm` over the size
     of a head: `Qwen3Attention`, `Gemma3Attention` (arXiv 2302.05442)."""
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    """Modules that, on top of each other, are the projections of queries, keys and values. `Phi3Attention`
-    has them as one."""
+    """Modules that, stacked, are the projections of queries, keys and values. `Phi3Attention` has them as
+    one."""
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
-    """Modules that, on top of each other, are gate and up of the MLP. `Phi3MLP` has them as one."""
+    """Modules that, stacked, are gate and up of the MLP. `Phi3MLP` has them as one."""
     activation: str = "hidden_act"
     """The field of the configuration that names the activation of the gate."""
     scales_embedding: bool = False
-    """True if the embedding is multiplied by sqrt(hidden size), rounded to the type of the weights, as
-    `Gemma3TextScaledWordEmbedding` does it."""
+    """True if the embedding is multiplied by sqrt(hidden size), rounded to the type of the weights, as in
+    `Gemma3TextScaledWordEmbedding`."""
     query_scalar: str | None = None
-    """The field s of the configuration in which scores are queries times keys times s^(-1/2); None: s is the
+    """The field s of the configuration such that scores are queries times keys times s^(-1/2); None: s is the
     size of a head. Gemma 2 and 3 have `query_pre_attn_scalar`."""
     score_cap: str | None = None
-    """The field c in which a score x becomes c tanh(x / c) before the softmax: `Gemma2Attention`
-    (arXiv 2408.00118, section 2)."""
+    """The field c of the configuration such that a score x becomes c tanh(x / c) before the softmax:
+    `Gemma2Attention` (arXiv 2408.00118, section 2)."""
     logit_cap: str | None = None
-    """The field c in which the final logits are capped in the same way: `Gemma2ForCausalLM`."""
+    """The field c of the configuration that caps the final logits in the same way: `Gemma2ForCausalLM`."""
     windows: Literal["none", "everywhere", "by_layer_type"] = "none"
-    """Layers that see only the last `sliding_window` tokens, the newest included (arXiv 2310.06825). none: no
-    layer; everywhere: all, if the field is set (`MistralModel`); by_layer_type: the ones marked in
+    """Layers that see only the last `sliding_window` tokens, including the newest (arXiv 2310.06825). none:
+    no layer; everywhere: all, if the field is set (`MistralModel`); by_layer_type: those marked in
     `layer_types` (`Gemma3TextModel`)."""
     rope_by_layer_type: bool = False
-    """True if sliding and full layers are rotated by frequencies of their own, in `rope_parameters` by layer
+    """True if sliding and full layers have rotary frequencies of their own, in `rope_parameters` by layer
     type: `Gemma3RotaryEmbedding` (arXiv 2503.19786)."""
     must_be_off: tuple[str, ...] = ()
-    """Fields of the configuration that change the arithmetic in a way that is not in this record."""
+    """Fields of the configuration that change the arithmetic in a way that this record does not describe."""
 
     def why_not(self, config: Any) -> str | None:
-        """Returns the reason why the embedded engine cannot run this configuration. None: it can."""
+        """Returns the reason why the embedded engine cannot run this configuration, or None if it can."""
         if (activation := getattr(config, self.activation)) not in ACTIVATIONS:
             return f"its activation is {activation}, not {' or '.join(ACTIVATIONS)}"
         if strange := sorted(set(_layer_types(config)) - {FULL, SLIDING}):
@@ -100,7 +101,7 @@ class Family:
         return next(filter(None, map(_why_not_rope, self._ropes(config))), None)
 
     def window_of(self, config: Any, layer: int) -> int | None:
-        """Returns the number of tokens that a layer sees, the newest included. None: all."""
+        """Returns the number of tokens that a layer sees, including the newest. None: all."""
         if self.windows == "none":
             return None
         if self.windows == "by_layer_type" and _layer_types(config)[layer] != SLIDING:
@@ -113,7 +114,7 @@ class Family:
         return f"{_layer_types(config)[layer]}_" if self.rope_by_layer_type else ""
 
     def score_scale(self, config: Any) -> float | None:
-        """Returns the factor of queries times keys. None: head_dim^(-1/2)."""
+        """Returns the factor on queries times keys. None: head_dim^(-1/2)."""
         return None if self.query_scalar is None else getattr(config, self.query_scalar) ** -0.5
 
     def score_cap_of(self, config: Any) -> float | None:
@@ -125,11 +126,11 @@ class Family:
         return None if self.logit_cap is None else getattr(config, self.logit_cap)
 
     def embedding_scale(self, config: Any) -> float | None:
-        """Returns the factor of the embedding, not yet rounded to the weights' type. None: there is none."""
+        """Returns the factor on the embedding, not yet rounded to the weights' type. None: there is none."""
         return config.hidden_size**0.5 if self.scales_embedding else None
 
     def projections(self, layer: int) -> Iterator[tuple[str, ...]]:
-        """Returns the modules of a layer that are read as one matrix each."""
+        """Yields the modules of a layer that are read as one matrix each."""
         prefix = f"model.layers.{layer}."
         yield tuple(f"{prefix}self_attn.{name}" for name in self.qkv)
         yield (f"{prefix}self_attn.o_proj",)
@@ -137,8 +138,8 @@ class Family:
         yield (f"{prefix}mlp.down_proj",)
 
     def parameters(self, layers: int) -> set[str]:
-        """Returns the names of all parameters that such a model must have. Its projections may have biases
-        besides."""
+        """Returns the names of all parameters that such a model must have. Its projections may also have
+        biases."""
         names = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
         head_norms = ("self_attn.q_norm", "self_attn.k_norm") if self.head_norms else ()
         for layer in range(layers):
@@ -148,8 +149,8 @@ class Family:
 
     @property
     def has_llama_layers(self) -> bool:
-        """True if the decoder layers are Llama's except for head norms and windows: training's own arithmetic
-        (model/dense_layer.py) is written for these."""
+        """True if the decoder layers equal Llama's except for head norms and windows: training's own
+        arithmetic (model/dense_layer.py) is written for these."""
         same = Family(self.model_type, self.classes)
         in_a_layer = ("norms", "norm_offset", "qkv", "gate_up", "query_scalar", "score_cap")
         options = (*in_a_layer, "rope_by_layer_type", "must_be_off")
@@ -163,12 +164,11 @@ class Family:
 
 
 def longest_sequence_of(config: Any) -> int | None:
-    """Returns the longest sequence that a model of any family is run with. None: it has no such bound
-    (ALiBi).
+    """Returns the longest sequence that a model of any family runs with. None: it has no such bound (ALiBi).
 
-    That is the length it was made for. With LongRoPE it is the length up to which frequencies stay the same:
-    in a batch with one longer sequence transformers rotates all others by other frequencies, too, so neither
-    sampled nor trained log-probabilities would be those of a sequence alone.
+    This is the length that the model was made for. With LongRoPE it is the length up to which frequencies
+    stay the same: in a batch with one longer sequence, transformers rotates all others by other frequencies,
+    too, so neither sampled nor trained log-probabilities would be those of a sequence alone.
     """
     text = config.get_text_config()
     made_for = getattr(text, "max_position_embeddings", None)
@@ -225,7 +225,7 @@ FAMILIES = {
             windows="by_layer_type",
             must_be_off=("use_bidirectional_attention",),
         ),
-        # arXiv 2503.19786. `Gemma3Attention` leaves out a cap of the scores that a configuration may name.
+        # arXiv 2503.19786. `Gemma3Attention` ignores a cap of the scores that a configuration may name.
         Family(
             "gemma3_text",
             "Gemma3",
@@ -246,8 +246,8 @@ FAMILIES = {
 
 
 def refuse_at_sight(engine: str, config: Mapping[str, Any] | None, quantization: str) -> None:
-    """Raises EngineError for the embedded engine where config.json is of a model that it cannot run (None: it
-    is not on this disk). What this lets through may be refused when the whole configuration is read.
+    """Raises EngineError for the embedded engine if config.json describes a model that it cannot run (None:
+    it is not on this disk). A model accepted here may still be refused once the whole configuration is read.
 
     >>> refuse_at_sight("auto", {"model_type": "gpt2"}, "none")
     """

@@ -1,21 +1,21 @@
-"""Block-diagonal attention: many sequences in one row of tokens, and none of them sees another.
+"""Block-diagonal attention: many sequences in one row of tokens, none of which sees another.
 
 packing -> layout.py (what lies where) -> [attention] -> training/forward.py
                                               |
                                      cpu_kernels.py, or torch
 
-Every layer but attention treats tokens one by one, so a packed row needs no padding there, and a prompt that
-several completions share needs to be there only once. For attention the sequences are taken apart: on a GPU
-by the variable-length flash kernel, elsewhere in a few boxes, each of sequences of similar length, padded on
-the right, for a call of SDPA. Under causal attention no real token sees such a pad, and no [T, T] mask is
-ever built. Where there is a C compiler, short sequences need neither boxes nor pads: a kernel
-(cpu_kernels.py) takes them as they lie.
+Every layer except attention treats tokens one by one, so a packed row needs no padding there, and a prompt
+that several completions share appears only once. For attention the sequences are separated: on a GPU by the
+variable-length flash kernel, elsewhere into a few boxes, each with sequences of similar length, padded on the
+right, for one call of SDPA. Under causal attention no real token sees such a pad, and no [T, T] mask is ever
+built. With a C compiler, short sequences need neither boxes nor pads: a kernel (cpu_kernels.py) takes them as
+they lie.
 
-Of a shared prompt only keys and values are repeated, once per completion. Its queries are asked once: what
-they see does not depend on the completion. Packing bounds the repeats (`packing.MOST_KEYS_PER_TOKEN`), so
-nothing needs to be cut into chunks or computed again here.
+For a shared prompt, only keys and values are repeated, once per completion. Its queries are computed once:
+what they see does not depend on the completion. Packing bounds the repeats (`packing.MOST_KEYS_PER_TOKEN`),
+so nothing needs to be split into chunks or recomputed here.
 
-The function is registered with transformers under a name of ours and set once on a model. It gets a
+The function is registered with transformers under our own name and set once on a model. It gets a
 `PackedLayout` through the forward's keywords; without one it is transformers' own SDPA, so the same model
 object generates, evaluates and trains, in several threads at once.
 
@@ -38,10 +38,10 @@ from swarmnode.model.layout import PackedLayout, TokenSlots
 from swarmnode.model.layout import packed_layout as packed_layout
 
 PACKED_ATTENTION = "swarmnode_packed"
-"""Name under which transformers knows our function. Never saved: its configs leave the attention out."""
+"""Name under which transformers knows our function. Never saved: saved configs omit the attention."""
 
 REPLACED = "sdpa"
-"""Implementation that ours equals without packing."""
+"""The implementation that ours equals without packing."""
 
 
 def packed_attention(
@@ -60,8 +60,8 @@ def packed_attention(
     """Computes attention as transformers calls it: [B, H, T, D] in, [B, T, H, D] out.
 
     `plain` takes every call without a layout. With one, B is 1 and causal attention stays inside each
-    sequence, and inside the window where the layer has one. Raises ModelError for what it does not compute,
-    where transformers' SDPA passes over a cap of the scores in silence.
+    sequence, and inside the layer's window if it has one. Raises ModelError for anything it does not compute;
+    transformers' SDPA would silently ignore a cap of the scores.
     """
     if others.get("softcap") is not None:
         raise ModelError("packed attention caps no scores, and neither does what it stands in for")
@@ -117,12 +117,12 @@ def by_flash(
 ) -> Tensor:
     """Computes attention of H query heads over G key heads by torch's variable-length kernel, [T, H, D].
 
-    Where a sequence has more keys than queries, the kernel's causal mask lets the last query see the last key
-    (as FlashAttention's does since version 2.1): the queries are the sequence's last.
+    If a sequence has more keys than queries, the kernel's causal mask lets the last query see the last key
+    (as FlashAttention does since version 2.1): the queries are the sequence's last.
     """
     if layout.keys is not None:
         key_TGD, value_TGD = (_TokensToSlots.apply(tensor, layout.keys) for tensor in (key_TGD, value_TGD))
-    # The kernel counts the keys left of the query, transformers the query's own too.
+    # The kernel counts the keys left of the query; transformers also counts the query's own.
     left = -1 if settings.window is None else settings.window - 1
     return kernel(
         query_THD.contiguous(), key_TGD.contiguous(), value_TGD.contiguous(),
@@ -135,7 +135,7 @@ def by_boxes(
     query_THD: Tensor, key_TGD: Tensor, value_TGD: Tensor, layout: PackedLayout, settings: AttentionSettings
 ) -> Tensor:
     """Computes attention as `by_flash` does, on any device and for any dtype: by the C kernel if all
-    sequences are short, else box by box by torch's SDPA."""
+    sequences are short, otherwise box by box by torch's SDPA."""
     if kernel_suits(query_THD, value_TGD, layout):
         scale = query_THD.shape[-1] ** -0.5 if settings.scaling is None else settings.scaling
         return by_kernel(query_THD, key_TGD, value_TGD, layout, settings.window, scale)
@@ -183,8 +183,8 @@ def _one_box(
 
 class _TokensToSlots(torch.autograd.Function):
     """[T, ...] -> [P, ...]. Pads get exactly zero gradient: nobody reads their queries, and no real query
-    sees their keys. So the backward is a plain gather, where indexing would add up; only the gradients of
-    shared tokens are added, slot by slot in a fixed order (on a CPU)."""
+    sees their keys. So the backward pass is a plain gather, where indexing would add up; only the gradients
+    of shared tokens are added, slot by slot in a fixed order (on a CPU)."""
 
     @staticmethod
     def forward(ctx: Any, values_T: Tensor, slots: TokenSlots) -> Tensor:
@@ -203,7 +203,7 @@ class _TokensToSlots(torch.autograd.Function):
 
 
 class _SlotsToTokens(torch.autograd.Function):
-    """[P, ...] -> [T, ...], of slots that no two tokens share: what was computed for the pads is dropped."""
+    """[P, ...] -> [T, ...], for slots that no two tokens share: values computed for the pads are dropped."""
 
     @staticmethod
     def forward(ctx: Any, values_P: Tensor, slots: TokenSlots) -> Tensor:
@@ -221,13 +221,13 @@ class _SlotsToTokens(torch.autograd.Function):
 # ---- by the C kernel ----
 
 MOST_KEYS = 768
-"""Keys of the longest sequence that our kernel takes. Forward and backward in float32 take 0.7 of torch's
-time from 128 to 512 keys, as long at 1024, and longer beyond: torch's kernel is made for those. In bfloat16,
-which both multiply in float32, it is half."""
+"""The most keys of a sequence that our kernel takes. Forward and backward in float32 take 0.7 of torch's time
+from 128 to 512 keys, the same at 1024, and more beyond: torch's kernel is made for those. In bfloat16, which
+both multiply in float32, it is half."""
 
 
 def kernel_suits(query_THE: Tensor, value_TGE: Tensor, layout: PackedLayout) -> bool:
-    """Returns True if the kernel can compute a row, and faster than torch."""
+    """Returns True if the kernel can compute a row, and does so faster than torch."""
     return (
         layout.longest_sequence <= MOST_KEYS
         and value_TGE.shape[2] == query_THE.shape[2]

@@ -1,4 +1,4 @@
-"""The model that a policy starts from: a causal LM as published, with its tokenizer."""
+"""The model that a policy starts from: a published causal LM with its tokenizer."""
 
 import hashlib
 import warnings
@@ -20,7 +20,7 @@ from swarmnode.models import bf16_pays_on_cpu, card_of, find_model
 from swarmnode.settings.config import PolicyConfig
 
 FINGERPRINT_VALUES = 64
-"""Leading values of each tensor that enter the fingerprint, enough to tell two trainings apart."""
+"""Leading values of each tensor that enter the fingerprint: enough to tell two trainings apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class LoadedModel:
     model: Any
     tokenizer: Any
     fingerprint: str
-    """Digest that tells apart base models that an adapter could be mistaken for (names, shapes and leading
+    """Digest that distinguishes base models that an adapter could be mistaken for (names, shapes and leading
     weights)."""
 
     @property
@@ -49,24 +49,24 @@ class LoadedModel:
 
     @property
     def card(self) -> ModelCard | None:
-        """Card of the model, for memory estimates. None: the arithmetic does not know its architecture."""
+        """Card of the model, for memory estimates. None: its architecture is unknown to the arithmetic."""
         config = self.model.config.get_text_config().to_dict()
         return card_of(self.name, config, self.parameters, [n for n, _ in _base_parameters(self.model)]).card
 
     @property
     def max_positions(self) -> int | None:
-        """Longest sequence that the model is run with. None: it has no such bound (ALiBi)."""
+        """The longest sequence that the model runs with. None: it has no such bound (ALiBi)."""
         return longest_sequence_of(self.model.config)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Tokenizer's end of sequence, and the end tokens of the model's generation config (chat models have
-        some)."""
+        """The tokenizer's end of sequence, and the end tokens of the model's generation config (chat models
+        have some)."""
         return end_tokens(self.tokenizer, self.model.generation_config)
 
 
 def end_tokens(tokenizer: Any, generation_config: Any) -> tuple[int, ...]:
-    """Returns the tokens that end an answer, the tokenizer's own first. `generation_config` None: there is
+    """Returns the tokens that end an answer, the tokenizer's own first. `generation_config`: None if there is
     none."""
     extra = None if generation_config is None else generation_config.eos_token_id
     listed = [] if extra is None else [extra] if isinstance(extra, int) else list(extra)
@@ -74,21 +74,21 @@ def end_tokens(tokenizer: Any, generation_config: Any) -> tuple[int, ...]:
 
 
 def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
-    """Loads a model from a folder or by its hub name as a causal LM with its tokenizer.
+    """Loads a causal LM with its tokenizer from a folder or by its hub name.
 
-    Raises ModelError, which names the one that could not be found or loaded, with advice.
+    Raises ModelError, which names the model or tokenizer that could not be found or loaded, with advice.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as transformers_logging
 
-    # Its bars count tensors, not minutes; the hub's own bars for downloads stay.
+    # Its bars count tensors, not minutes; the hub's own download bars stay.
     transformers_logging.disable_progress_bar()
     source = find_model(spec)
     local = _only_from_disk(source)
     device = find_device(config.device)
     kernels = use_kernels(config.cpu_kernels)
     if device.type == "cpu":
-        kernels.prepare()  # Now, and not in the first round, if it has to be compiled.
+        kernels.prepare()  # Compile now if necessary.
     published = read_config(spec, source)
     hidden = 0 if config.quantization == "nf4" else hidden_size(published)
     dtype = find_dtype(config.dtype, device, hidden)
@@ -106,7 +106,7 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
             trust_remote_code=False,
             use_safetensors=True,
             local_files_only=local,
-            # We say ourselves which tensor is of another shape.
+            # We report tensors of another shape ourselves.
             ignore_mismatched_sizes=True,
             output_loading_info=True,
             **attention_arguments(published),
@@ -128,7 +128,7 @@ def load_base_model(spec: str, config: PolicyConfig) -> LoadedModel:
     model.eval()
     loaded = LoadedModel(spec, model, tokenizer, _fingerprint(model))
     _check_loaded(loaded, found)
-    if loaded.is_quantized:  # Also one that was published so.
+    if loaded.is_quantized:  # Including a model published in quantized form.
         from swarmnode.model.adapters.nf4 import keep_differentiable
 
         keep_differentiable(model)
@@ -141,24 +141,24 @@ def _load_tokenizer(spec: str, source: str, local: bool) -> Any:
     advice = "put the model's tokenizer.json into the folder" if Path(source).is_dir() else _advice(spec)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=local)
-    except Exception as error:  # A broken tokenizer.json is a bare Exception of the tokenizers library.
-        # Behind "one of" follow lines on what transformers would convert.
+    except Exception as error:  # A broken tokenizer.json raises a bare Exception.
+        # After "one of" follow lines on what transformers would convert.
         why = _first_line(error).partition(" from one of")[0]
         raise ModelError(f"cannot read the tokenizer of {spec}: {why}", hint=advice) from error
-    if not _ordinary_ids(tokenizer):  # Of some families transformers builds an empty one without any file.
+    if not _ordinary_ids(tokenizer):  # For some families transformers builds an empty one.
         raise ModelError(f"{spec} has no tokenizer", hint=advice)
     return tokenizer
 
 
 def _ordinary_ids(tokenizer: Any) -> set[int]:
-    """Returns the ids of all tokens but added ones, which may lie beyond the embedding: some models have one
-    for pictures that their texts never use."""
+    """Returns the ids of all tokens except added ones, which may lie beyond the embedding: some models have
+    one for pictures that their texts never use."""
     return set(tokenizer.get_vocab().values()) - tokenizer.added_tokens_decoder.keys()
 
 
 def _check_loaded(loaded: LoadedModel, found: Mapping[str, Any]) -> None:
-    """Raise ModelError where a tensor is missing or of another shape, or the tokenizer is another model's.
-    `found`: what transformers says of the load."""
+    """Raises ModelError if a tensor is missing or has another shape, or if the tokenizer is another model's.
+    `found`: transformers' report of the load."""
     wrong = [
         *(
             f"{name} has the shape {tuple(shape)}, expected {tuple(expected)}"
@@ -181,7 +181,7 @@ def _check_loaded(loaded: LoadedModel, found: Mapping[str, Any]) -> None:
 
 
 def _only_from_disk(source: str) -> bool:
-    """Returns True if a model is read without asking the hub, as a folder always is."""
+    """Returns True if a model is read without asking the hub. A folder always is."""
     if Path(source).is_dir():
         return True
     from swarmnode.model.model_hub import only_from_disk
@@ -190,7 +190,7 @@ def _only_from_disk(source: str) -> bool:
 
 
 def read_config(spec: str, source: str) -> Any:
-    """Returns the configuration of a model as transformers has it. Raises ModelError if there is none."""
+    """Returns transformers' configuration of a model. Raises ModelError if there is none."""
     from transformers import AutoConfig
 
     try:
@@ -204,20 +204,20 @@ def read_config(spec: str, source: str) -> Any:
 def attention_arguments(config: Any) -> dict[str, str]:
     """Returns the arguments that choose transformers' attention for this configuration. Empty: its default.
 
-    Capped scores (Gemma 2, arXiv 2408.00118) only its eager attention computes. Its SDPA leaves the cap out
-    without a word: another model than was published, and than other engines sample from.
+    Only eager attention computes capped scores (Gemma 2, arXiv 2408.00118). SDPA silently omits the cap: that
+    would be another model than was published, and than other engines sample from.
     """
     capped = getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None
     return {"attn_implementation": "eager"} if capped else {}
 
 
 def hidden_size(config: Any) -> int:
-    """Returns the width of a model, or 0 if its configuration does not tell."""
+    """Returns the width of a model, or 0 if its configuration does not state it."""
     return int(getattr(config.get_text_config(), "hidden_size", 0))
 
 
 def cannot_load(spec: str, error: Exception) -> ModelError:
-    """Returns the error of transformers in our words, with advice."""
+    """Returns an error of transformers in our words, with advice."""
     return ModelError(f"cannot load {spec} as a causal LM: {_first_line(error)}", hint=_advice(spec))
 
 
@@ -241,7 +241,7 @@ def find_device(name: str) -> torch.device:
                 hint=find_card(name).advice or "see `swarmnode doctor`, or use auto",
             ) from error
     with warnings.catch_warnings():
-        # What torch says of a driver that is too old, hardware.py says with what to do.
+        # hardware.py reports a driver that is too old, with advice; torch's own warning is hidden.
         warnings.simplefilter("ignore")
         works = torch.cuda.is_available()
     if works:
@@ -251,8 +251,8 @@ def find_device(name: str) -> torch.device:
 
 def find_dtype(name: str, device: torch.device, hidden: int = 0) -> torch.dtype:
     """Returns the requested type, or the fastest one that is exact enough for a model of width `hidden` (0:
-    unknown, float32 on a CPU). A card without bfloat16 (Turing and older) emulates it far slower than it does
-    float32, so there `auto` is float32."""
+    unknown, float32 on a CPU). A card without bfloat16 (Turing and older) emulates it far slower than
+    float32, so `auto` is float32 there."""
     if name == "auto":
         on_cpu = device.type == "cpu" and bf16_pays_on_cpu(hidden)
         on_card = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -274,10 +274,10 @@ def _base_parameters(model: Any) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 class _Recomputed:
-    """The forward of a layer that keeps its inputs and computes the rest again in the backward pass.
+    """The forward of a layer that keeps its inputs and recomputes the rest in the backward pass.
 
-    transformers' own switch works in train mode only, and train mode turns dropout on in some families. The
-    random state is not kept: in eval mode nothing draws from it.
+    transformers' own switch only works in train mode, which turns dropout on in some families. The random
+    state is not kept: in eval mode nothing draws from it.
     """
 
     def __init__(self, forward: Any) -> None:
@@ -292,9 +292,9 @@ class _Recomputed:
 def enable_checkpointing(model: Any) -> int:
     """Trades a third more time for activations of one layer instead of all (Chen et al. 2016), in eval mode.
 
-    Returns the number of layers; 0: transformers knows no layers of this model that can be computed again.
-    Everything that the forward pass depends on must stay until the backward pass is done (LoRA routes, PEFT's
-    switches).
+    Returns the number of layers; 0: transformers knows no layers of this model that can be recomputed.
+    Everything that the forward pass depends on must stay unchanged until the backward pass is done (LoRA
+    routes, PEFT's switches).
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -310,9 +310,9 @@ def _fingerprint(model: Any) -> str:
 
 
 def fingerprint(parameters: Iterable[tuple[str, Sequence[int], Tensor]]) -> str:
-    """Returns a digest of (name, shape, at least FINGERPRINT_VALUES leading values) by name. Rounded to
-    bfloat16, so that a node whose home moves to a machine that loads the model in another type finds its
-    checkpoints."""
+    """Returns a digest of (name, shape, at least FINGERPRINT_VALUES leading values) by name. Values are
+    rounded to bfloat16, so that a node whose home moves to a machine that loads the model in another type
+    finds its checkpoints."""
     digest = hashlib.sha256()
     for name, shape, values in parameters:
         head = values[:FINGERPRINT_VALUES].to(torch.bfloat16).float().cpu()
@@ -325,19 +325,19 @@ def fingerprint(parameters: Iterable[tuple[str, Sequence[int], Tensor]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """The structure of a causal LM as it would be loaded."""
+    """The structure of a causal LM, as it would be loaded."""
 
     model: Any
-    """The transformers model on the device "meta": layers and shapes, no numbers."""
+    """The transformers model on the device "meta": layers and shapes without numbers."""
     device: torch.device
     """Device of the real model."""
     is_quantized: bool
-    """True if the real model has packed weights, of which this one shows nothing."""
+    """True if the real model has packed weights, which this outline does not show."""
 
 
 def load_outline(spec: str, policy: PolicyConfig) -> Outline | None:
     """Returns an outline of the model from its configuration alone, in well under a second. None:
-    transformers builds this family with weights only. Raises ModelError if there is no such causal LM."""
+    transformers only builds this family with weights. Raises ModelError if there is no such causal LM."""
     from transformers import AutoModelForCausalLM
 
     config = read_config(spec, find_model(spec))

@@ -1,5 +1,4 @@
-"""The number of tokens that go through the model at once, and its reduction if they turn out to be too
-many."""
+"""The number of tokens that go through the model at once, and its reduction if memory runs out."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -15,18 +14,18 @@ from swarmnode.machine.memory_plan import (
 )
 
 HEADROOM = 0.15
-"""Share of free memory that is left alone, for fragments between blocks and for other programs."""
+"""Share of free memory that is left unused, for fragments between blocks and for other programs."""
 LEAST_TOKENS = 64
-"""Tokens below which a smaller micro-batch saves nothing that counts."""
+"""Tokens below which a smaller micro-batch no longer saves a significant amount."""
 MOST_TOKENS = {"cpu": 8192, "cuda": 16384, "mps": 8192}
-"""Tokens from which on larger micro-batches stop paying, by device. On a CPU (one thread, AMX, 3 million
+"""Tokens above which larger micro-batches stop paying, by device. On a CPU (one thread, AMX, 3 million
 parameters) training on 4100 tokens takes 672, 616 and 597 ms in micro-batches of 1024, 2048 and 5000 in
-float32, 440, 365 and 306 in bfloat16. A card is busy at some thousand tokens; more room makes packing
+float32, 440, 365 and 306 in bfloat16. A card is busy at a few thousand tokens; more room makes packing
 fuller."""
 CPU_TOKENS = 2048
 """Tokens that suffice on a CPU for a large model, whose products dominate the time."""
 CPU_BYTES = 2**30
-"""Most bytes of a micro-batch of more than CPU_TOKENS on a CPU."""
+"""The most bytes of a micro-batch with more than CPU_TOKENS on a CPU."""
 UNKNOWN_TOKENS = 4096
 """Tokens of a micro-batch if the cost of a token is unknown."""
 
@@ -38,7 +37,7 @@ OUT_OF_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-"""Texts of torch's errors when memory runs out: on CUDA of an error type of its own, elsewhere of a plain
+"""Texts of torch's errors when memory runs out: on CUDA the error has its own type, elsewhere it is a plain
 RuntimeError."""
 
 
@@ -48,14 +47,14 @@ class TokenCost:
 
     per_token: float
     per_token_checkpointed: float
-    """Bytes per token if layers are computed again in the backward pass."""
+    """Bytes per token if layers are recomputed in the backward pass."""
     fixed: float
-    """Bytes for any number of tokens: a chunk of logits."""
+    """Bytes independent of the number of tokens: a chunk of logits."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """Tokens of one micro-batch, and the reason for that number."""
+    """The tokens of one micro-batch, and the reason for that number."""
 
     tokens: int
     checkpointing: bool
@@ -87,10 +86,10 @@ def token_budget(
     """Returns the micro-batch that fits into `free_bytes` (None: unknown) on a `device` ("cpu", "cuda",
     "mps").
 
-    `longest_sequence` is the lower bound, because a sequence is never cut. With checkpointing "auto" layers
-    are computed again in the backward pass only where that sequence would not fit otherwise: it costs a third
-    more time. A number of tokens that was asked for (`wanted`) is taken as it is; a longer sequence travels
-    alone.
+    `longest_sequence` is the lower bound, because a sequence is never cut. With checkpointing "auto", layers
+    are recomputed in the backward pass only if that sequence would not fit otherwise: it takes a third more
+    time. A requested number of tokens (`wanted`) is used unchanged; a longer sequence gets a micro-batch of
+    its own.
 
     >>> token_budget(10_000_000, TokenCost(1000, 100, 0), 512, device="cuda").tokens
     8448
@@ -126,8 +125,8 @@ def _reason(tokens: int, on: bool, fits: bool, per_token: float, free_bytes: flo
 def smaller(budget: TokenBudget, longest_sequence: int) -> TokenBudget | None:
     """Returns the budget to try after an out-of-memory error. None: nothing is left to try.
 
-    `longest_sequence` is that of the step that failed: a micro-batch of one sequence cannot be halved, so at
-    that size layers are recomputed, and after that there is nothing.
+    `longest_sequence` is the longest of the step that failed: a micro-batch of one sequence cannot be halved,
+    so at that size layers are recomputed, and after that nothing is left.
 
     >>> first = TokenBudget(1024, checkpointing=False, reason="")
     >>> second = smaller(first, longest_sequence=600)
@@ -148,7 +147,7 @@ def smaller(budget: TokenBudget, longest_sequence: int) -> TokenBudget | None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Returns True if a smaller micro-batch may help. torch has an error of its own for accelerators only.
+    """Returns True if a smaller micro-batch may help. torch has a dedicated error only for accelerators.
 
     >>> is_out_of_memory(MemoryError()), is_out_of_memory(RuntimeError("shapes do not match"))
     (True, False)

@@ -1,23 +1,23 @@
-"""A decoder layer of Llama or its like with one LoRA on it: two autograd functions around its attention.
+"""A decoder layer of Llama or a similar family with one LoRA: two autograd functions around its attention.
 
 dense_patch.py (where, and with which weights) -> [dense_layer] -> cpu_kernels.py, or torch
                                                         |
    hidden -> into_attention -> queries, keys, values -> attention.py -> out_of_attention -> hidden
 
-The base is frozen, so a backward pass owes gradients to the adapter and to the layer's input alone, and all
-between can be chosen for few passes over few numbers. Layers that read the same input are one product. In
-float32 and float64 that product has the adapter inside, W + scaling B A, and the scale of the norm before it,
-as it would have after merging: the low-rank terms then cost nothing per token. In bfloat16 such a sum would
-round the adapter away, so there they are added to the product.
+The base is frozen, so a backward pass only needs gradients for the adapter and the layer's input, and
+everything between can be chosen to make few passes over few numbers. Layers that read the same input are one
+product. In float32 and float64 that product includes the adapter, W + scaling B A, and the scale of the norm
+before it, as it would after merging: the low-rank terms then cost nothing per token. In bfloat16 such a sum
+would round the adapter away, so there they are added to the product.
 
     norm                xhat = h / rms(h)          y = xhat W'^T,  W' = (W + scaling B A) diag(norm)
     its gradient        dh = (dxhat - xhat mean(dxhat xhat)) / rms(h)
     LoRA, S = x A^T     dA = scaling (dy B)^T x    dB = scaling dy^T S
 
-Kept for the backward pass are xhat, gate and up, S, and queries and keys where they are normed. The rest is
-computed again, W' too: it would be a copy of the layer's weights, and costs what R more tokens would. What is
-done to each token between products (norms, rotation, the gate) is one pass of a kernel in float32
-and bfloat16 on a CPU (cpu_kernels.py), and torch's operations elsewhere.
+Kept for the backward pass are xhat, gate and up, S, and queries and keys if they are normed. The rest is
+recomputed, including W': it would be a copy of the layer's weights, and costs as much as R more tokens would.
+Per-token work between products (norms, rotation, the gate) is one pass of a kernel in float32 and bfloat16 on
+a CPU (cpu_kernels.py), and torch's operations elsewhere.
 
 Shapes: M tokens, D hidden size, K features in, N out, I width of the MLP, H query heads, G key heads, E head
 size, R rank.
@@ -167,15 +167,15 @@ class _OutOfAttention(torch.autograd.Function):
 
 
 def _parameters(adapted: Sequence[Adapted]) -> list[Tensor]:
-    """Returns every A and B in order, which autograd has to see."""
+    """Returns every A and B in order, for autograd to see."""
     return [weight for one in adapted for weight in (one.adapter.a_RK, one.adapter.b_NR)]
 
 
-# ---- products of layers that read one input ----
+# ---- products of layers that share an input ----
 
 ONEDNN_FROM = 2**24
-"""Number of multiplications from which oneDNN is used: it takes half a millisecond of preparation per new
-number of tokens."""
+"""Number of multiplications from which oneDNN is used: it needs half a millisecond of preparation for each
+new number of tokens."""
 
 
 def product(
@@ -197,11 +197,11 @@ def product(
 
 @dataclass(frozen=True, slots=True)
 class _Products:
-    """The products of layers that read one input, as one call of the layer needs them twice."""
+    """The products of layers that share an input; one call of a layer needs them twice."""
 
     adapted: Sequence[Adapted]
     scale_K: Tensor | None
-    """Scale that x is multiplied by first."""
+    """Scale by which x is multiplied first."""
     a_RK: Tensor
     """All A stacked, in the type of x."""
     scaled_b_NR: tuple[Tensor, ...]
@@ -216,18 +216,18 @@ class _Products:
 
     @property
     def merges(self) -> bool:
-        """True if W + scaling B A keeps what the adapter adds. Then the merged weights include the scale of
-        x, too."""
+        """True if W + scaling B A preserves the adapter's contribution. Then the merged weights include the
+        scale of x, too."""
         return self.a_RK.dtype in (torch.float32, torch.float64)
 
     @property
     def scale_before(self) -> Tensor | None:
-        """Scale that the caller has to multiply x by. None: there is none, or the weights include it."""
+        """Scale by which the caller has to multiply x. None: there is none, or the weights include it."""
         return None if self.merges else self.scale_K
 
     def outputs(self, x_MK: Tensor, onto: Tensor | None = None) -> tuple[list[Tensor], Tensor]:
-        """Returns [M, N] of every layer, and S of all for the backward pass. `onto` is added to the output of
-        a single layer."""
+        """Returns [M, N] of every layer, and S of all layers for the backward pass. `onto` is added to the
+        output of a single layer."""
         a_RK = self.a_RK if self.scale_K is None or not self.merges else self.a_RK * self.scale_K
         s_MR = product(x_MK, a_RK)
         found = [product(x_MK, self._weight(n), one.bias_N, onto) for n, one in enumerate(self.adapted)]
@@ -237,7 +237,7 @@ class _Products:
         return found, s_MR
 
     def low_gradient(self, outputs: Sequence[Tensor]) -> Tensor:
-        """Returns scaling dy B of all layers, [M, R]. The gradients of the outputs [M, N] are contiguous,
+        """Returns scaling dy B of all layers, [M, R]. Gradients of the outputs [M, N] must be contiguous,
         here and below."""
         parts = [product(dy, b_NR.t()) for dy, b_NR in zip(outputs, self.scaled_b_NR, strict=True)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
@@ -257,7 +257,7 @@ class _Products:
         return gradients
 
     def input_gradient(self, outputs: Sequence[Tensor], ds_MR: Tensor) -> Tensor:
-        """Returns the gradient of x as `outputs` got it, or before the scale that is in the weights."""
+        """Returns the gradient of x as `outputs` got it, i.e. before the scale if the weights include it."""
         first, *others = outputs
         dx_MK = product(first, self._weight(0).t())
         for number, dy_MN in enumerate(others, 1):
@@ -268,7 +268,8 @@ class _Products:
         return dx_MK if self.merges else dx_MK.addmm_(ds_MR, self.a_RK)
 
     def _weight(self, number: int) -> Tensor:
-        """Returns the factor of x: a new weight with adapter and scale merged into it, if they can be."""
+        """Returns the factor of x: a new weight with adapter and scale merged into it, if they can be
+        merged."""
         one = self.adapted[number]
         if not self.merges:
             return one.weight_NK
@@ -296,8 +297,8 @@ class Normed:
 
 
 def normed(x_MD: Tensor, norm: Norm, *, scaled: bool) -> Normed:
-    """Returns the norm over the last dimension, which may be that of heads. `scaled` False leaves the scale
-    out, for a caller that has it in its weights."""
+    """Returns the norm over the last dimension, which may be that of heads. `scaled`: False omits the scale,
+    for a caller whose weights include it."""
     scale_D = norm.scale_D if scaled else None
     if kernels().fits(x_MD):
         return Normed(*kernels().rms_norm_kept(x_MD, scale_D, norm.eps))
@@ -314,7 +315,7 @@ def norm_gradient(
         return kernels().rms_norm_gradient(dy_MD, xhat_MD, rstd_M1, scale_D, more_MD)
     dxhat_MD = dy_MD if scale_D is None else dy_MD.mul_(scale_D)
     mean = (dxhat_MD * xhat_MD).sum(-1, keepdim=True, dtype=rstd_M1.dtype).div_(dxhat_MD.shape[-1])
-    # Of one type: with two, torch takes several times as long.
+    # In one type: with two, torch takes several times as long.
     dx_MD = dxhat_MD.addcmul_(xhat_MD, mean.to(xhat_MD.dtype), value=-1).mul_(rstd_M1.to(xhat_MD.dtype))
     return dx_MD if more_MD is None else dx_MD.add_(more_MD)
 
@@ -327,7 +328,7 @@ def gated(gate_MI: Tensor, up_MI: Tensor) -> Tensor:
 
 
 def gated_gradient(gate_MI: Tensor, up_MI: Tensor, dactive_MI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns silu(gate) * up computed again, and the gradients of gate and up. May overwrite `dactive`."""
+    """Returns silu(gate) * up, recomputed, and the gradients of gate and up. May overwrite `dactive`."""
     if kernels().fits(gate_MI):
         return kernels().silu_mul_gradient(gate_MI, up_MI, dactive_MI)
     silu_MI = F.silu(gate_MI)
@@ -338,8 +339,8 @@ def gated_gradient(gate_MI: Tensor, up_MI: Tensor, dactive_MI: Tensor) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Cosines and sines by which each token's heads are turned: [M, E] each, in transformers' order of
-    dimensions, where the halves of a head are the pairs."""
+    """Cosines and sines by which each token's heads are rotated: [M, E] each, in transformers' order of
+    dimensions, where the halves of a head form the pairs."""
 
     cos_ME: Tensor
     sin_ME: Tensor
@@ -380,7 +381,7 @@ def _scale_of(norm: Norm | None) -> tuple[Tensor | None, float]:
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, *, back: bool = False) -> Tensor:
-    """Returns x cos + rotate_half(x) sin, or with `back` its transpose."""
+    """Returns x cos + rotate_half(x) sin, or its transpose if `back`."""
     half = x.shape[-1] // 2
     first, second = sin[..., :half], sin[..., half:]
     if back:

@@ -1,12 +1,12 @@
-"""Lets the decoder layers of Llama and its like run on our arithmetic where it is the same.
+"""Runs the decoder layers of Llama and similar families on our arithmetic wherever it is equivalent.
 
 policy.py -> lora_patch.py (which adapter has the tokens) -> [dense_patch] -> dense_layer.py, attention
 families/family.py (which families have such layers) -------^
                                                                   |
                                                                   v  all else: transformers' own forward
 
-Like `lora_patch`, single modules get another `forward`. Every call looks at what calls differ in: a cache,
-few tokens, or several adapters send it down transformers' path.
+Like `lora_patch`, this gives single modules another `forward`. Every call checks what differs between calls:
+a cache, few tokens, or several adapters send it down transformers' path.
 """
 
 import logging
@@ -27,10 +27,10 @@ TYPES = (torch.float32, torch.float64, torch.bfloat16)
 
 
 def fuse_layers(model: nn.Module) -> int:
-    """Lets the decoder layers of a causal LM run on `dense_layer.py`, and returns how many can.
+    """Runs the decoder layers of a causal LM on `dense_layer.py`, and returns the number of layers that can.
 
-    Layers that are patched already, and those on another device than a CPU, count and are left alone. None of
-    them is touched if one is not exactly what this file knows: the log says why.
+    Layers that are already patched, and those on a device other than a CPU, count and are left alone. If one
+    layer is not exactly what this file knows, none is touched, and the log gives the reason.
     """
     layers = _layers(model)
     reason = next(filter(None, (_why_not(layer, family) for layer, family in layers)), None)
@@ -46,19 +46,19 @@ def fuse_layers(model: nn.Module) -> int:
 
 
 def read_arguments(model: Any, read_R: Tensor) -> dict[str, Any]:
-    """Returns the arguments that have a decoder compute its last layer, behind its attention, for R of the
-    flattened B*T tokens alone; none where its last layer cannot. Even then the output may hold all tokens, as
-    a call can go down transformers' path: its shape says which, [1, R, D] or [B, T, D].
+    """Returns the arguments that make a decoder compute its last layer, after its attention, only for R of
+    the flattened B*T tokens; none if its last layer cannot do that. Even then the output may hold all tokens,
+    since a call can take transformers' path: its shape tells, [1, R, D] or [B, T, D].
 
-    Of a prompt only the last token predicts something that is learned: with short answers the layer is spared
-    for most tokens.
+    Of a prompt, only the last token predicts something that is learned: with short answers, most tokens skip
+    the layer.
     """
     *_, last = getattr(model.base_model, "layers", None) or (None,)
     return {"read_R": read_R} if isinstance(getattr(last, "forward", None), _DenseForward) else {}
 
 
 class _DenseForward:
-    """Replaces the `forward` of one decoder layer; that of its class stays below."""
+    """Replaces the `forward` of one decoder layer; its class's stays available."""
 
     __slots__ = ("_attend_eagerly", "_family", "_is_last", "_layer", "_window")
 
@@ -69,7 +69,7 @@ class _DenseForward:
         self._attend_eagerly = modeling.eager_attention_forward
         self._family = family
         attention = layer.self_attn
-        # As transformers' layers of the family say it, which is not at all where the family has no windows.
+        # As transformers' layers of the family pass it: not at all if the family has no windows.
         self._window = {}
         if family.windows != "none":
             self._window = {"sliding_window": family.window_of(attention.config, attention.layer_idx)}
@@ -85,7 +85,7 @@ class _DenseForward:
         read_R: Tensor | None = None,
         **others: Any,
     ) -> Tensor:
-        """Runs the layer as transformers calls it: [B, T, D] in and out, or from the last one [1, R, D]."""
+        """Runs the layer as transformers calls it: [B, T, D] in and out, or [1, R, D] out of the last one."""
         dense = None
         if past_key_values is None and position_embeddings is not None:
             dense = self._dense(hidden_states)
@@ -113,7 +113,7 @@ class _DenseForward:
     def _attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, others: dict[str, Any]
     ) -> Tensor:
-        """Runs the attention implementation that the model is set to, called as its own layers call it."""
+        """Runs the attention implementation that the model is set to, called like its own layers call it."""
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         module = self._layer.self_attn
@@ -125,7 +125,7 @@ class _DenseForward:
         return found
 
     def _dense(self, hidden_BTD: Tensor) -> DenseLayer | None:
-        """Returns this layer's operands as it is now. None: only transformers' own forward is right."""
+        """Returns this layer's current operands. None: only transformers' own forward is right."""
         layer = self._layer
         attention, mlp = layer.self_attn, layer.mlp
         norms = [layer.input_layernorm, layer.post_attention_layernorm]
@@ -135,7 +135,7 @@ class _DenseForward:
         if (
             hidden_BTD.device.type != "cpu"
             or dtype not in TYPES
-            # For fewer tokens, arranging the weights costs more than it saves.
+            # With fewer tokens, arranging the weights costs more than it saves.
             or tokens < hidden_BTD.shape[2]
             or any(norm.weight.dtype is not dtype for norm in norms)
         ):
@@ -161,8 +161,8 @@ class _DenseForward:
 
 
 def _layers(model: nn.Module) -> list[tuple[Any, Family]]:
-    """Yields the decoder layers of transformers that are Llama's except for options of a record, each with
-    its record."""
+    """Returns the decoder layers of transformers that equal Llama's except for options of a family record,
+    each with its record."""
     known = {
         (family.model_type, f"{family.classes}DecoderLayer"): family
         for family in FAMILIES.values()
@@ -179,7 +179,7 @@ def _layers(model: nn.Module) -> list[tuple[Any, Family]]:
 
 
 def _why_not(layer: Any, family: Family) -> str | None:
-    """Returns the reason in the layer itself to keep transformers' forward, or None."""
+    """Returns the reason, found in the layer, to keep transformers' forward, or None."""
     modeling = import_module(type(layer).__module__)
     expected = {"self_attn": "Attention", "mlp": "MLP"} | dict.fromkeys(family.norms.names, "RMSNorm")
     if family.head_norms:

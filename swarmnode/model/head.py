@@ -4,9 +4,9 @@ decoder's hidden states -> [head] -> logprob
 
 With a frozen head, the gradient of row i's log-probability with respect to its hidden state is one vector,
 u_i = (onehot_i - p_i) W / temperature. Whatever the loss is, row i receives a multiple of u_i. So u is formed
-while the probabilities are at hand, and the backward pass scales its rows: two matrix products in all, and
+while the probabilities are available, and the backward pass scales its rows: two matrix products in all, and
 nothing as wide as the vocabulary outlives a chunk of rows. A head that is trained, or that is more than a
-matrix, is computed again in the backward pass instead, chunk by chunk. The entropy is measured and has no
+matrix, is recomputed chunk by chunk in the backward pass instead. The entropy is only measured and has no
 gradient.
 
 Names: N tokens, C rows of a chunk, R rows of a block, D hidden size, V vocabulary.
@@ -25,30 +25,31 @@ from swarmnode.model.nucleus import FAR_BELOW, outside_nucleus
 SMALLEST_CHUNK = 256
 """Rows below which reading the head's weights costs more than multiplying with them."""
 RECOMPUTED_BUFFERS = 4
-"""Float32 copies of a chunk's logits that autograd holds while the chunk is computed again."""
+"""Float32 copies of a chunk's logits that autograd holds while the chunk is recomputed."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogitsBudget:
-    """Bytes of float32 logits that are worked on at a time. It changes the speed, not the result."""
+    """Bytes of float32 logits processed at a time. Affects the speed, not the result."""
 
     chunk_bytes: int
-    """Bytes of one matrix product's rows. More need more memory; fewer read the head's weights more often."""
+    """Bytes of the rows of one matrix product. More rows need more memory; fewer read the head's weights more
+    often."""
     block_bytes: int
-    """Bytes of one softmax's rows: all its passes but the first should find them in a cache."""
+    """Bytes of the rows of one softmax: all its passes after the first should find them in a cache."""
 
 
 CPU_BUDGET = LogitsBudget(chunk_bytes=48 * 2**20, block_bytes=2**19)
 """Budget of a CPU, measured by `benchmarks/logprob.py`. The block is per thread."""
 GPU_BUDGET = LogitsBudget(chunk_bytes=256 * 2**20, block_bytes=2**25)
-"""Budget of a GPU. Reasoned, not measured: 400 rows at 150k tokens feed the tensor cores, a block outweighs
-its launches."""
+"""Budget of a GPU. Reasoned, not measured: 400 rows at 150k tokens feed the tensor cores, and a block
+outweighs its launches."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """Log-probabilities and entropies of N chosen tokens. A row whose logits are not all finite is NaN in
-    both."""
+    """Log-probabilities and entropies of N chosen tokens. Both are NaN in a row whose logits are not all
+    finite."""
 
     logprobs_N: Tensor
     entropy_N: Tensor
@@ -67,10 +68,10 @@ def head_logprobs(
     """Returns the log-probability of each target and the entropy around it, in float32 (float64 for a float64
     head).
 
-    `temperature` is above zero. `top_p` is the sampler's: the distribution is that over the head's own
-    nucleus (nucleus.py). `chunk_rows` replaces the rows per chunk, not the result. The products run in the
-    dtype of the head's weights, the softmax in float32. Autocast is not supported, and a head that is
-    computed again must give the same logits twice: no active dropout.
+    `temperature` must be above zero. `top_p` is the sampler's: the distribution is restricted to the head's
+    own nucleus (nucleus.py). `chunk_rows` changes the rows per chunk, not the result. The products use the
+    dtype of the head's weights, the softmax float32. Autocast is not supported, and a head that is recomputed
+    must give the same logits twice: no active dropout.
 
     >>> head = nn.Linear(2, 3, bias=False).requires_grad_(False)
     >>> head_logprobs(head, torch.zeros(1, 2), torch.tensor([0])).logprobs_N
@@ -96,13 +97,13 @@ def logits_logprobs(
     *,
     top_p: float = 1.0,
 ) -> TokenLogprobs:
-    """Measures targets as `head_logprobs` does, from logits that exist already; autograd keeps the parts that
-    it needs."""
+    """Measures targets as `head_logprobs` does, from existing logits; autograd keeps the parts that it
+    needs."""
     return TokenLogprobs(*_measure(logits_NV, targets_N, 1 / temperature, top_p))
 
 
 class _FrozenHead(torch.autograd.Function):
-    """Two products; one if nothing needs a gradient."""
+    """Two products, or one if nothing needs a gradient."""
 
     @staticmethod
     def forward(
@@ -159,17 +160,17 @@ class _FrozenHead(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A measured block. It lives in the buffers of its softmax, until the next one is measured."""
+    """A measured block. Valid until the next one is measured, because it uses the softmax's buffers."""
 
     logprobs_R: Tensor
     entropy_R: Tensor
     exp_RV: Tensor
-    """exp(z), z being the logits over the temperature minus the largest of their row."""
+    """exp(z), where z is the logits over the temperature, minus the largest in their row."""
     total_R1: Tensor
     """Sum of exp(z)."""
 
     def store_slope(self, slope_RV: Tensor, targets_R: Tensor) -> None:
-        """Writes onehot - p, by which the log-probabilities change with the logits, into a buffer, which may
+        """Writes onehot - p, the gradient of the log-probabilities in the logits, into a buffer, which may
         be that of the logits."""
         minus_inverse_R1 = self.total_R1.reciprocal().neg_()
         minus_p_RV = self.exp_RV.mul_(minus_inverse_R1)
@@ -178,7 +179,8 @@ class _Block:
 
 
 class _BlockSoftmax:
-    """Softmax of a few rows at a time, in buffers made once: all passes but the first find them cached."""
+    """Softmax of a few rows at a time, in buffers allocated once: all passes after the first find them
+    cached."""
 
     def __init__(self, weight_VD: Tensor, chunk_rows: int, top_p: float) -> None:
         exact = _exact(weight_VD.dtype)
@@ -210,7 +212,7 @@ class _BlockSoftmax:
 
 
 class _RecomputedHead(torch.autograd.Function):
-    """Any head: its logits are computed twice, its own gradients summed over the chunks in float32."""
+    """Any head: its logits are computed twice, and its own gradients summed over the chunks in float32."""
 
     @staticmethod
     def forward(
@@ -256,7 +258,7 @@ class _RecomputedHead(torch.autograd.Function):
 
 
 def _measure(logits_NV: Tensor, targets_N: Tensor, inverse: float, top_p: float) -> tuple[Tensor, Tensor]:
-    """Returns (log-probabilities, entropies) by plain operations; autograd follows those of the first."""
+    """Returns (log-probabilities, entropies) by plain operations; only the former have a gradient."""
     logits_NV = logits_NV.to(_exact(logits_NV.dtype))
     if inverse != 1:
         logits_NV = logits_NV * inverse
@@ -274,8 +276,8 @@ def _nan_where_entropy_is(logprobs_N: Tensor, entropy_N: Tensor) -> Tensor:
 
 
 def _is_matrix(head: nn.Module) -> TypeGuard[nn.Linear]:
-    """Returns True if the head is W h + b and nothing else. Adapters and quantizers have types of their own,
-    and some libraries replace `forward` on the instance."""
+    """Returns True if the head is exactly W h + b. Adapters and quantizers have types of their own, and some
+    libraries replace `forward` on the instance."""
     return type(head) is nn.Linear and "forward" not in vars(head)
 
 

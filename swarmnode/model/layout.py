@@ -16,8 +16,8 @@ CALL_COST = 20_000
 SLOT_COST = 50
 """Cost of one more SDPA call, and of one more padded token, in units of one (query, key) pair.
 
-Measured on one CPU core with 2 heads of 32, forward and backward: 120 us, 0.6 us and 0.013 us, the call
-counted double for cutting and joining. The best is flat: ten times either way changes a step of the tiny
+Measured on one CPU core with 2 heads of 32, forward and backward: 120 us, 0.6 us and 0.013 us, counting the
+call twice for cutting and joining. The optimum is flat: a factor of ten either way changes a step of the tiny
 policy by less than a tenth.
 """
 
@@ -31,9 +31,9 @@ class Box:
 
     rows: int
     queries: int
-    """Width in query slots: the most tokens of one of the runs."""
+    """Width in query slots: the most tokens of any of the runs."""
     keys: int
-    """Width in key slots: the most tokens of one of their sequences."""
+    """Width in key slots: the most tokens of any of their sequences."""
 
     @property
     def continues(self) -> bool:
@@ -43,14 +43,14 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class TokenSlots:
-    """A row's T tokens spread over P slots: each fills at least one, a shared prompt's several."""
+    """A row's T tokens spread over P slots: each token fills at least one, a shared prompt's several."""
 
     token_of_slot_P: Tensor
-    """Token that fills each slot. A pad repeats its run's last token."""
+    """Token in each slot. A pad repeats its run's last token."""
     slot_of_token_T: Tensor
     """First slot of every token that is not padding."""
     again: tuple[Tensor, Tensor] | None
-    """Further slots that are no pads, and the tokens in them. None: nothing is shared."""
+    """Further slots that are not pads, and the tokens in them. None: nothing is shared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,31 +68,32 @@ class PackedLayout:
     """The places of the R runs of a packed row of T tokens, computed once for all layers."""
 
     lengths: tuple[int, ...]
-    """Tokens of each run, in the order in which they follow each other; they add up to T."""
+    """Tokens of each run, in row order; they add up to T."""
     prompts: tuple[int | None, ...]
-    """Run that each one continues. None: it begins a sequence."""
+    """The run that each one continues. None: it begins a sequence."""
     position_ids_1T: Tensor
-    """Positions, counted from 0 in every sequence: a completion behind a prompt begins at the prompt's
+    """Positions, counted from 0 in every sequence: a completion after a prompt begins at the prompt's
     length."""
     query_ends: Tensor
-    """0 and the running sum of the runs' lengths, int32 [R + 1]: what flash kernels call cu_seqlens_q."""
+    """0 and the running sum of the runs' lengths, int32 [R + 1]: cu_seqlens_q of flash kernels."""
     key_ends: Tensor
     """0 and the running sum of the whole sequences' lengths, int32 [R + 1]: cu_seqlens_k."""
     longest_sequence: int
     keys: TokenSlots | None
-    """Whole sequences one after the other, without pads. None: nothing is shared, and they are the row."""
+    """Whole sequences one after another, without pads. None: nothing is shared, and they are the row
+    itself."""
     ready_mask_1111: Tensor
-    """Mask that transformers takes as finished by its four dimensions, so that it builds none. We never read
+    """A mask whose four dimensions make transformers accept it as finished and build none. We never read
     it."""
     _masks: dict[tuple[int, int | None, torch.dtype], Tensor] = field(
         default_factory=dict, init=False, repr=False
     )
-    """Masks made for the first layer that asks, and kept for the others: autograd would keep one for each of
-    them."""
+    """Masks, each made for the first layer that asks and kept for the others: autograd would otherwise keep
+    one per layer."""
 
     @cached_property
     def boxed(self) -> Boxed:
-        """Returns the runs in boxes, for attention by SDPA; kernels need none."""
+        """The runs in boxes, for attention by SDPA; kernels need none."""
         runs = _Runs.of(self.lengths, self.prompts)
         order, boxes = _in_boxes(runs)
         rows = torch.tensor(order).split([box.rows for box in boxes])
@@ -106,7 +107,7 @@ class PackedLayout:
 
     @cached_property
     def sequences(self) -> Sequences:
-        """Returns the runs and sequences in the form of the kernels."""
+        """The runs and sequences in the form of the kernels."""
         tokens = self.position_ids_1T.shape[1]
         return Sequences(
             query_ends=self.query_ends.long(),
@@ -127,7 +128,7 @@ class PackedLayout:
         }
 
     def mask(self, number: int, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """Returns the mask added to a box's attention scores, [rows or 1, 1, queries, keys]. None: it is
+        """Returns the mask added to a box's attention scores, [rows or 1, 1, queries, keys]. None: the box is
         plainly causal."""
         box = self.boxed.boxes[number]
         if window is not None and window >= box.keys:
@@ -148,7 +149,7 @@ class PackedLayout:
             start = sum(before.rows * before.queries for before in boxes[:number])
             tokens = self.boxed.queries.token_of_slot_P[start : start + box.rows * box.queries]
             position = self.position_ids_1T[0, tokens].view(box.rows, box.queries)
-        # Pads lie right of every real key, and a query pad stands where its run's last token does.
+        # Pads are right of every real key, and a query pad is at the position of its run's last token.
         position = position[:, None, :, None]
         hidden = column > position
         if window is not None:
@@ -159,10 +160,10 @@ class PackedLayout:
 def packed_layout(
     lengths: Sequence[int], device: torch.device, prompts: Sequence[int | None] | None = None
 ) -> PackedLayout:
-    """Returns the layout of runs of these lengths, one after the other.
+    """Returns the layout of runs of these lengths, one after another.
 
-    `prompts` names for each run the one that it continues, which stands before it and continues none itself.
-    Without, every run is a whole sequence. Raises ModelError for prompts that are not so.
+    `prompts` names, for each run, the one that it continues, which must precede it and not continue a run
+    itself. Without it, every run is a whole sequence. Raises ModelError for invalid prompts.
 
     >>> packed_layout([2, 3], torch.device("cpu")).position_ids_1T
     tensor([[0, 1, 0, 1, 2]])
@@ -188,7 +189,8 @@ def packed_layout(
 def boxes_for(shapes: Sequence[tuple[int, int]]) -> tuple[Box, ...]:
     """Returns the cheapest boxes, in calls and pads, for runs of (queries, keys), fewest keys first.
 
-    Exact by dynamic programming over the distinct numbers of keys; above 32 of them, neighbours count as one.
+    Exact by dynamic programming over the distinct numbers of keys; above 32 of them, similar ones count as
+    one.
     """
     if not shapes:
         return ()
@@ -198,7 +200,7 @@ def boxes_for(shapes: Sequence[tuple[int, int]]) -> tuple[Box, ...]:
     most_queries = {
         start: max(queries for queries, _ in shapes[start:end]) for start, end in pairwise([0, *ends])
     }
-    # The best cost of the first `end` runs, and where their last box begins and how many queries it is wide.
+    # The best cost of the first `end` runs, the start of their last box, and its width in queries.
     best: dict[int, tuple[int, int, int]] = {0: (0, 0, 0)}
     for end in ends:
         keys, queries = shapes[end - 1][1], 0
@@ -226,7 +228,7 @@ class _Runs:
     starts_R: Tensor
     """Index in the row of each run's first token."""
     prompt_lengths_R: Tensor
-    """Tokens of each run's prompt; 0 if it continues none."""
+    """Tokens of each run's prompt; 0 if it does not continue a run."""
     prompt_starts_R: Tensor
 
     @classmethod
@@ -249,15 +251,15 @@ class _Runs:
         return self.prompt_lengths_R + self.lengths_R
 
     def tokens(self, rows: Tensor, width: int, *, whole: bool) -> tuple[Tensor, Tensor]:
-        """Returns the tokens of the row that fill `width` slots of each run, or of each `whole` sequence, and
-        True for slots that are no pads."""
+        """Returns the tokens that fill `width` slots of each run, or of each `whole` sequence, and True for
+        slots that are not pads."""
         first_B1 = 0 if whole else self.prompt_lengths_R[rows, None]
         column, last_B1 = first_B1 + torch.arange(width), self.sequences_R[rows, None] - 1
         tokens = self._tokens_at(rows[:, None], torch.minimum(column, last_B1))
         return tokens.flatten(), (column <= last_B1).flatten()
 
     def all_sequences(self) -> tuple[Tensor, Tensor]:
-        """Returns the tokens of all whole sequences one after the other, without pads, in the form of
+        """Returns the tokens of all whole sequences one after another, without pads, in the form of
         `tokens`."""
         row = torch.arange(len(self.lengths_R)).repeat_interleave(self.sequences_R)
         starts_R = self.sequences_R.cumsum(0) - self.sequences_R
@@ -281,7 +283,7 @@ def _in_boxes(runs: _Runs) -> tuple[list[int], tuple[Box, ...]]:
 
 
 def _slots(parts: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> TokenSlots:
-    """Returns the slots of parts, each given as the token of each slot and True for slots that are no
+    """Returns the slots of parts, each given as the token of each slot, and True for slots that are not
     pads."""
     token_of_slot_P = torch.cat([tokens for tokens, _ in parts])
     slots = torch.cat([real for _, real in parts]).nonzero()[:, 0]

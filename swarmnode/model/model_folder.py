@@ -1,4 +1,4 @@
-"""A model loaded by a script, written once to a folder that is named by its weights."""
+"""Writes a model loaded by a script once, to a folder named by its weights."""
 
 import hashlib
 import json
@@ -17,12 +17,12 @@ from swarmnode.machine.storage import make_folder
 _SAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 CHUNK_BYTES = 64 << 20
-"""Bytes of a tensor that are copied at a time to be hashed."""
+"""Bytes of a tensor that are copied at a time for hashing."""
 
 
 def folder_of_model(model: Any, tokenizer: Any, models: Path) -> Path:
-    """Returns the folder under `models` with this model and its tokenizer, written unless it exists.
-    `tokenizer` None: the one of the model's name. Raises StorageError, and ModelError for anything but a
+    """Returns the folder under `models` with this model and its tokenizer, and writes it unless it exists.
+    `tokenizer`: None for the one of the model's name. Raises StorageError, and ModelError for anything but a
     causal LM of transformers with weights of its own."""
     from transformers import PreTrainedModel
 
@@ -91,7 +91,7 @@ def _bytes_of(tensor: torch.Tensor) -> Iterator[bytes]:
 
 
 def _write(model: Any, tokenizer: Any, folder: Path) -> None:
-    # A folder of this process: another one may write the same model now.
+    # A folder of this process: another one may be writing the same model now.
     aside = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     try:
         shutil.rmtree(aside, ignore_errors=True)

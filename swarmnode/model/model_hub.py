@@ -1,4 +1,4 @@
-"""Asking the model hub, once and with a deadline, before its client begins to retry."""
+"""Asks the model hub once, with a deadline, before its client begins to retry."""
 
 from functools import cache
 from pathlib import Path
@@ -9,8 +9,8 @@ from swarmnode.tasks.hub_access import trouble_with_hub
 
 @cache
 def only_from_disk(source: str) -> bool:
-    """Returns True if a model is read without asking the hub: a folder, or one in the cache while the hub
-    does not answer. Raises ModelError if it is in neither place."""
+    """Returns True if a model is read without asking the hub: a folder, or a cached model while the hub does
+    not answer. Raises ModelError if it is in neither place."""
     from huggingface_hub import constants, try_to_load_from_cache
 
     if Path(source).is_dir():

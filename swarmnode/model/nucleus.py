@@ -6,16 +6,17 @@ from torch import Tensor
 from swarmnode.rollout.decode.sampler import keep_likely
 
 FAR_BELOW = -1e30
-"""Logit of a token outside the nucleus. Its probability is 0, and unlike -inf, so is 0 times this."""
+"""Logit of a token outside the nucleus. Its probability is 0 and, unlike with -inf, so is 0 times this
+logit."""
 
 
 def outside_nucleus(logits_RV: Tensor, targets_R: Tensor, top_p: float) -> Tensor:
-    """Returns True for the tokens that the sampler would not draw: all but the fewest with `top_p` of the
-    mass. [R, V]
+    """Returns True for the tokens that the sampler would not draw: all except the smallest set with `top_p`
+    of the mass. [R, V]
 
-    By the sampler's own rule, so that both mean the same tokens. The target is never outside: where it was
-    sampled by another policy, or a rounding lies between, it is taken in. So are values that are not finite:
-    they must not be hidden.
+    Uses the sampler's own rule, so that both select the same tokens. The target is never outside: if another
+    policy sampled it, or rounding differs, it is included. So are values that are not finite: they must not
+    be hidden.
 
     >>> outside_nucleus(torch.tensor([[0.5, 0.3, 0.2]]).log(), torch.tensor([2]), top_p=0.7)
     tensor([[False, False, False]])

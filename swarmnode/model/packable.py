@@ -1,4 +1,4 @@
-"""The test whether a model takes packed rows, and the one switch on it that lets it."""
+"""Tests if a model takes packed rows, and switches it to them."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,36 +12,38 @@ from swarmnode.model.attention import PACKED_ATTENTION, REPLACED, packed_attenti
 from swarmnode.model.layout import packed_layout
 
 KNOWN_LAYERS = {"full_attention", "sliding_attention"}
-"""Layer types of transformers' configs that this file can compute. Types with chunks and states it cannot."""
+"""Layer types of transformers' configs that this file can compute. It cannot compute types with chunks or
+states."""
 
 PROBE_LENGTHS = (5, 11, 3)
 PROBE_PROMPT = 4
-"""Tokens of the common prompt at the front of each row, which the packed row has once."""
+"""Tokens of the common prompt at the front of each row, which appears once in the packed row."""
 
 SAME_LOGITS = 1e-4
 SAME_LOGITS_HALF = 6e-2
-"""Relative differences up to which packed and single logits count as equal. In bfloat16 that is 16 times its
-step: leaks between sequences are looked for separately, so that only forwards that do something else are
-left."""
+"""The largest relative differences at which packed and single logits count as equal. In bfloat16 this is 16
+times its step: leaks between sequences are checked separately, so this only has to catch forwards that
+compute something else."""
 
 TIMES_ROUNDING = 5.0
-"""Allowed multiple of the rounding of the model's own type, which is measured as the difference of a row from
-itself with more tokens behind it."""
+"""Allowed multiple of the rounding of the model's own type, measured as the difference of a row from itself
+with more tokens after it."""
 
 LEAK_OF_ROUNDING = 0.25
-"""Share of the rounding that other tokens around a run, of the same lengths, may change it by. The products
+"""Share of the rounding by which other tokens around a run, of the same lengths, may change it. The products
 have the same shapes, so they change nothing; but some libraries sum in an order of their own."""
 
 
 def prepare_for_packing(model: Any) -> str | None:
-    """Lets a causal LM of transformers take packed rows. Returns None, or the reason why it cannot; then it
-    is unchanged.
+    """Switches a causal LM of transformers to packed rows. Returns None, or the reason why it cannot; the
+    model is then unchanged.
 
-    Whether it computes the same is tried: three short rows, and three with one prompt, packed in two orders,
-    against each row alone, and against each other with other tokens around them. The first is measured by the
-    rounding of the model's own type; the second has none, and shows the smallest leak between sequences.
-    Layers that carry something from token to token past the attention (states, convolutions) so fail. No
-    gradient is taken, the random state is left alone, and other threads may use the model meanwhile.
+    This is tested by computing: three short rows, and three with one prompt, packed in two orders, are
+    compared with each row alone, and with each other after changing the tokens around them. The first
+    comparison allows for the rounding of the model's own type; the second has no rounding, and shows the
+    smallest leak between sequences. Layers that pass something from token to token outside the attention
+    (states, convolutions) fail it. No gradient is taken, the random state is unchanged, and other threads may
+    use the model meanwhile.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
@@ -66,7 +68,7 @@ def prepare_for_packing(model: Any) -> str | None:
 
 
 def _difference(model: Any, config: Any) -> str | None:
-    """Returns the reason why packed logits are not those of the single rows, or None."""
+    """Returns the reason why packed logits differ from those of the single rows, or None."""
     device = model.device
     vocabulary = model.get_input_embeddings().num_embeddings
     prompt, *rows = [
@@ -106,7 +108,7 @@ def _logits(model: Any, ids_T: Tensor) -> Tensor:
 def _packed_logits(
     model: Any, prompt: Tensor, rows: Sequence[Tensor], *, windows_seen: set[int | None]
 ) -> Tensor:
-    """Returns the logits of one packed row: the rows on their own, then the prompt once and the rows behind
+    """Returns the logits of one packed row: the rows on their own, then the prompt once and the rows after
     it."""
     runs = [*rows, prompt, *rows]
     prompts = [None] * (len(rows) + 1) + [len(rows)] * len(rows)
@@ -123,8 +125,8 @@ def _single(prompt: Tensor, alone: Sequence[Tensor], behind: Sequence[Tensor]) -
 def _leak(
     packed: Callable[[list[Tensor]], Tensor], rows: list[Tensor], number: int, vocabulary: int
 ) -> float:
-    """Returns the relative change of one row, on its own and behind the prompt, when the other rows have
-    other tokens."""
+    """Returns the relative change of one row, on its own and after the prompt, when the other rows have other
+    tokens."""
     others = [row if index == number else (row + 1) % vocabulary for index, row in enumerate(rows)]
     sizes = [len(row) for row in rows]
     own, changed = (
@@ -135,21 +137,20 @@ def _leak(
 
 
 def _rounding(model: Any, rows: Sequence[Tensor], alone: Sequence[Tensor]) -> float:
-    """Returns the difference of rows from themselves with more tokens behind them, which they do not see."""
+    """Returns the difference of rows from themselves with more tokens after them, which they do not see."""
     longer = [_logits(model, torch.cat([row, *(row.flip(0),) * times])) for row in rows for times in (1, 3)]
     twice = [logits for logits in alone for _ in range(2)]
     return max(_apart(more[: len(once)], once) for more, once in zip(longer, twice, strict=True))
 
 
 def _apart(found: Tensor, expected: Tensor) -> float:
-    """Returns the relative difference by the root of the mean square: a maximum of rounding errors says
-    little."""
+    """Returns the relative difference by root mean square: a maximum of rounding errors says little."""
     return ((found - expected).norm() / expected.norm()).item()
 
 
 def _window(config: Any) -> int | None:
-    """Returns the window that at least one layer must tell the attention. None: no layer has one, or all have
-    none."""
+    """Returns the window that at least one layer must pass to the attention. None: no layer is required
+    to."""
     layers = getattr(config, "layer_types", None)
     if layers is not None and "sliding_attention" not in layers:
         return None

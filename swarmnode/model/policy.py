@@ -1,4 +1,4 @@
-"""The policy a node owns: a frozen causal LM, its tokenizer, and one LoRA adapter that training moves.
+"""The policy that a node owns: a frozen causal LM, its tokenizer, and one trained LoRA adapter.
 
 base_model -> [Policy] -> rollout engine (PolicyUpdate), trainer (parameters), checkpoint (adapter)
                  ^
@@ -6,11 +6,11 @@ base_model -> [Policy] -> rollout engine (PolicyUpdate), trainer (parameters), c
 
 PEFT is the container and the file format.
 
-Which layers LoRA changes is decided from the model's structure alone. A model with experts has three kinds of
-layers: dense ones (attention, shared MLP), experts, of which a token sees a few, and routers, which choose
-those. Only dense ones are changed unless somebody says more: what an expert learns from a handful of tokens,
-or a router that moves under the engine, is not what GRPO measured. transformers 5 keeps the experts of most
-families as one stacked weight, which is not a linear layer.
+The layers that LoRA changes follow from the model's structure alone. A model with experts has three kinds of
+layers: dense ones (attention, shared MLP), experts, of which a token uses a few, and routers, which choose
+those. Only dense ones are changed unless the settings say otherwise: GRPO was not measured on an expert that
+learns from a handful of tokens, or on a router that moves under the engine. transformers 5 keeps the experts
+of most families as one stacked weight, which is not a linear layer.
 """
 
 import warnings
@@ -31,7 +31,7 @@ from swarmnode.rollout.engine import PolicyUpdate
 from swarmnode.settings.config import PolicyConfig
 
 FIRST_ADAPTER = "default"
-"""PEFT's own name for an adapter that stands alone."""
+"""PEFT's own name for a single adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,25 +57,25 @@ class LoraTargets:
 class Policy:
     """A base model with a LoRA adapter. `version` counts the optimizer rounds it has been through.
 
-    Several policies may stand on one base: each is one more adapter on the same PEFT model.
+    Several policies may share one base: each is one more adapter on the same PEFT model.
     """
 
     def __init__(
         self, base: LoadedModel, config: PolicyConfig, seed: int, *, beside: "Policy | None" = None
     ) -> None:
-        """`beside`: a policy on the same loaded base; its PEFT model gets one more adapter."""
+        """`beside`: a policy on the same loaded base, whose PEFT model gets one more adapter."""
         self.base = base
         self.version = 0
         self.number = 0 if beside is None else len(beside.peft_model.peft_config)
-        """Tells the policies on one base apart, counted from 0."""
+        """Distinguishes the policies on one base, counted from 0."""
         self.adapter_name = FIRST_ADAPTER if beside is None else f"policy-{self.number}"
         self.scaling = config.lora_alpha / config.lora_rank
         self.targets = find_targets(base.model, config.lora_targets) if beside is None else beside.targets
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            # peft 0.21 asks transformers 5 under a deprecated name; users can do nothing about it.
+            # peft 0.21 asks transformers 5 under a deprecated name, which users cannot change.
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
             torch.manual_seed(seed)
-            # peft 0.21 finds by itself that Conv1D stores its weight transposed, and says so each time.
+            # peft 0.21 detects that Conv1D stores its weight transposed, and warns each time.
             warnings.filterwarnings("ignore", "fan_in_fan_out is set to False", UserWarning)
             lora = lora_config(config, self.targets.names)
             self.peft_model: Any = _with_adapter(base, lora, self.adapter_name, beside)
@@ -94,17 +94,17 @@ class Policy:
         return self.model.device
 
     def trainable(self) -> dict[str, torch.nn.Parameter]:
-        """Parameters of the adapter by name, in a stable order. The names are those of PEFT's files, without
-        the adapter's own name, so that the saved weights of one policy fit any other."""
+        """Returns the adapter's parameters by name, in a stable order. The names are those of PEFT's files,
+        without the adapter's own name, so that the saved weights of one policy fit any other."""
         return dict(self._trainable)
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """Returns the parameters of the adapter, in the order of `trainable`."""
+        """The parameters of the adapter, in the order of `trainable`."""
         return list(self._trainable.values())
 
     def wake(self) -> None:
-        """Enables gradients of this adapter: PEFT disables those of all adapters but the active one."""
+        """Enables gradients of this adapter: PEFT disables those of all adapters except the active one."""
         for parameter in self.parameters:
             parameter.requires_grad_(True)
 
@@ -116,7 +116,7 @@ class Policy:
         return self._fused[0]
 
     def update(self) -> PolicyUpdate:
-        """Returns a copy of the adapter for the engine, which training does not disturb."""
+        """Returns a copy of the adapter for the engine, unaffected by further training."""
         return PolicyUpdate(self.version, self.adapter(), self.scaling)
 
     def adapter(self) -> dict[str, torch.Tensor]:
@@ -176,13 +176,13 @@ def _with_adapter(base: LoadedModel, lora: Any, name: str, beside: Policy | None
     return beside.peft_model
 
 
-# ---- which layers of a model LoRA changes ----
+# ---- the layers of a model that LoRA changes ----
 
 AUTO, ALL_LINEAR = "auto", "all-linear"
-"""Values of `policy.lora_targets` that are no layer names."""
+"""Values of `policy.lora_targets` that are not layer names."""
 
 ROUTERS = frozenset({"gate", "router", "shared_expert_gate"})
-"""Last names of layers that choose experts, as transformers' families have them."""
+"""Last names of layers that choose experts, in transformers' families."""
 
 
 def find_targets(model: nn.Module, wanted: Sequence[str] = (AUTO,)) -> LoraTargets:
@@ -212,7 +212,7 @@ def find_targets(model: nn.Module, wanted: Sequence[str] = (AUTO,)) -> LoraTarge
 
 
 def _named(linear: Collection[str], wanted: Sequence[str], family: str) -> list[str]:
-    """Returns the layers with these names, read as PEFT does: as the end of a layer's name."""
+    """Returns the layers with these names, matched as PEFT does: against the end of a layer's name."""
     found: list[str] = []
     for name in wanted:
         meant = [layer for layer in linear if layer == name or layer.endswith(f".{name}")]
@@ -255,8 +255,8 @@ def _last(name: str) -> str:
 
 def _means_experts(model: Any, name: str) -> bool:
     """Returns True if PEFT takes this last name for an expert's layer, from the time when experts were
-    modules, and changes the stacked weight instead. No engine samples from that, and a dense layer of the
-    same name can then not be changed at all."""
+    modules, and would change the stacked weight instead. No engine samples from that, and a dense layer of
+    the same name can then not be changed at all."""
     from peft import LoraConfig
     from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 

@@ -1,12 +1,12 @@
-"""The seam between us and any generator: token ids in, token ids and log-probabilities out.
+"""The interface between us and any generator: token ids in, token ids and log-probabilities out.
 
 schedule/partial_rollouts.py -> [Engine] -> decode/ (torch, CPU and any GPU) | vllm/ | testing.FakeEngine
 
-An engine has one caller: `submit` queues, `step` advances everything in flight and returns what has finished
-(an engine in another process may be further ahead), `abort` returns the rest with the tokens so far, and
-`set_policy` changes the policy without losing a token. What was sampled so far is plain data: an aborted
-output can be submitted again, here or after a restart, and continues where it stopped. An engine knows no
-tasks, rewards or texts.
+An engine has one caller: `submit` queues requests, `step` advances everything in flight and returns the
+finished outputs (an engine in another process may be further ahead), `abort` returns the rest with the tokens
+so far, and `set_policy` changes the policy without losing a token. Sampled tokens are plain data: an aborted
+output can be submitted again, here or after a restart, and continues where it stopped. An engine does not
+know about tasks, rewards or texts.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,14 +18,14 @@ from swarmnode.errors import EngineError
 from swarmnode.types import FinishReason, Span, Stretch, check_given, check_spans
 
 InFlight = Literal["keep", "recompute"]
-"""Treatment of requests in flight at a change of policy.
+"""Treatment of requests in flight when the policy changes.
 
 keep: they continue under the new version with their present keys and values (stale; nothing is recomputed).
 recompute: they continue under the new version, with keys and values computed again.
 """
 
 BASE_VERSION = -1
-"""Version of the model without any adapter, which is always live beside the policy versions."""
+"""Version of the model without any adapter, which is always live in addition to the policy versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,12 @@ class SamplingParams:
     """Settings of sampling. `temperature` 0 is greedy; `seed` makes one request reproducible in any batch."""
 
     max_tokens: int
-    """Longest completion in tokens, including those it was resumed with."""
+    """The longest completion in tokens, including those it was resumed with."""
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int | None = None
     stop_token_ids: tuple[int, ...] = ()
-    """Tokens that end a completion and stay in it, besides the engine's own EOS tokens."""
+    """Tokens that end a completion and stay in it, in addition to the engine's own EOS tokens."""
     ignore_eos: bool = False
     """True if only `stop_token_ids` and the length end the completion: for benchmarks with forced lengths."""
 
@@ -46,8 +46,8 @@ class SamplingParams:
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """Tokens of one completion so far. `logprobs` has one entry per token, under the distribution the token
-    was sampled from (after temperature, top-p and top-k). Greedy: under the untempered softmax. A token that
-    no model drew was certain: 0.0."""
+    was sampled from (after temperature, top-p and top-k), or under the untempered softmax if sampling is
+    greedy. A token that no model sampled was certain: 0.0."""
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
@@ -56,8 +56,8 @@ class Sampled:
     """Stages of a pipeline in order of visit: the path is part of the policy, and further tokens are sampled
     along the same one. Empty: a whole model, or no token yet, so any path is possible."""
     given: tuple[Stretch, ...] = ()
-    """Ranges of tokens that were not sampled but inserted (an environment's). Their log-probabilities are
-    0.0; `spans` run across them."""
+    """Ranges of tokens that an environment inserted and nobody sampled. Their log-probabilities are 0.0;
+    `spans` run across them."""
 
     def __post_init__(self) -> None:
         check_given(self.given, len(self.token_ids))
@@ -75,14 +75,14 @@ class Sampled:
 
     @property
     def oldest_version(self) -> int | None:
-        """Oldest policy version that sampled a token. None: there is no token."""
+        """The oldest policy version that sampled a token. None: there is no token."""
         return min((span.version for span in self.spans), default=None)
 
     def extended(
         self, token_ids: Sequence[int], logprobs: Sequence[float], spans: Sequence[Span]
     ) -> "Sampled":
         """Returns the tokens with more sampled ones appended. `spans` count from the first token of the whole
-        completion; two that touch and agree become one."""
+        completion; adjacent spans of one version and kind are merged."""
         return Sampled(
             (*self.token_ids, *token_ids),
             (*self.logprobs, *logprobs),
@@ -92,8 +92,8 @@ class Sampled:
         )
 
     def with_given(self, token_ids: Sequence[int]) -> "Sampled":
-        """Returns the tokens with inserted ones appended, which were not sampled. There must be sampled ones
-        before them."""
+        """Returns the tokens with inserted ones appended, which were not sampled. At least one sampled token
+        must precede them."""
         start, end = len(self), len(self) + len(token_ids)
         return replace(
             self,
@@ -124,7 +124,8 @@ def merged(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One completion to sample. `request_id` is the caller's and must be unique among those in flight."""
+    """One completion to sample. The caller chooses `request_id`, which must be unique among requests in
+    flight."""
 
     request_id: str
     prompt_ids: tuple[int, ...]
@@ -133,16 +134,17 @@ class Request:
     """Tokens sampled earlier, which the completion continues. Their keys and values are computed again
     unless they were kept (`goes_on`)."""
     version: int | None = None
-    """Live version to sample from to the end. None: the newest one, through every `set_policy`."""
+    """Live version to sample from until the end. None: the newest one, through every `set_policy`."""
     priority: int = 0
     """Order in which waiting requests start: lowest number first, then order of arrival."""
     goes_on: bool = False
     """True if another request may follow whose completion begins with all of this one's, so its keys and
     values are worth keeping for a while after it stops. A hint that an engine may ignore; results are the
-    same up to rounding. What is kept is looked up by its tokens, under the policy that computed it only."""
+    same up to rounding. Kept keys and values are found by their tokens, and only used under the policy that
+    computed them."""
 
     def resumed(self, sampled: Sampled) -> "Request":
-        """Returns this request with more of its completion done."""
+        """Returns this request, continuing from the given tokens."""
         return replace(self, sampled=sampled)
 
 
@@ -154,7 +156,7 @@ class Output:
     sampled: Sampled
     finish: FinishReason
     kept_tokens: int = 0
-    """Leading tokens with kept keys and values when a resumed request (last) started."""
+    """Number of leading tokens whose keys and values had been kept when a resumed request (last) started."""
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -170,7 +172,7 @@ class Output:
 
 
 MOST_LOGPROB = 1e-3
-"""Highest log-probability that an engine may return: 0, with room for rounding in half precision."""
+"""The highest log-probability that an engine may return: 0, with room for rounding in half precision."""
 
 
 def check_logprobs(output: Output, engine: str) -> None:
@@ -202,18 +204,18 @@ class PolicyUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """The abilities of an engine. Callers check these instead of its class."""
+    """The abilities of an engine. Callers check these, not its class."""
 
     name: str
     inflight: frozenset[InFlight]
     """Modes of `set_policy` that work while requests are in flight. Empty: the policy can only change when
     there are none."""
     max_versions: int
-    """Most policy versions live at once, the newest included; the bare base does not count."""
+    """The most policy versions live at once, including the newest; the bare base does not count."""
     max_running: int
-    """Most requests that run at once; the others wait."""
+    """The most requests that run at once; the others wait."""
     max_length: int
-    """Longest prompt and completion together, in tokens."""
+    """The longest prompt and completion together, in tokens."""
     exact_resume: bool
     """True if a seeded request that is aborted and resumed draws exactly the tokens it would have drawn."""
     reserves_kv: bool = False
@@ -222,7 +224,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counters since the engine was made, and what is in flight now."""
+    """Counters since the engine was made, and the present load."""
 
     running: int
     waiting: int
@@ -232,16 +234,16 @@ class EngineStats:
     """Tokens of resumed requests whose keys and values had been kept."""
     generated_tokens: int
     live_versions: tuple[int, ...]
-    """Policy versions in use, oldest first, the newest always among them."""
+    """Policy versions in use, oldest first, always including the newest."""
     swaps: int
-    """Number of policies taken over by `set_policy`."""
+    """Number of policies adopted through `set_policy`."""
     swap_s: float
     kv_use: float | None
-    """Share of the memory for keys and values in use. None: it has no fixed size."""
+    """Share of the memory for keys and values in use. None: its size is not fixed."""
 
 
 class Engine(Protocol):
-    """A generator for one policy. Calls are blocking and not thread-safe: one caller at a time."""
+    """A generator for one policy. Calls block and are not thread-safe: one caller at a time."""
 
     @property
     def capabilities(self) -> Capabilities: ...
@@ -282,9 +284,9 @@ class Engine(Protocol):
         ...
 
     def load(self, update: PolicyUpdate) -> None:
-        """Makes a version live beside the newest, for requests that name it; it is dropped when no request
-        does any more. One that is already live is unchanged. Raises EngineError, changing nothing, for an
-        adapter that does not fit the model or a version beyond `max_versions`."""
+        """Makes a version live in addition to the newest, for requests that name it; it is dropped once no
+        request does. Does nothing if the version is live already. Raises EngineError, changing nothing, for
+        an adapter that does not fit the model or a version beyond `max_versions`."""
         ...
 
     def stats(self) -> EngineStats: ...

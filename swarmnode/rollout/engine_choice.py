@@ -1,10 +1,10 @@
-"""Which engine runs a model, and why.
+"""Chooses the engine that runs a model, and gives the reason.
 
 node, cli -> [make_engine] -> EngineRecord.make -> decode/embedded.py | those of extensions/
                  ^
   choose(outline) before the weights are loaded: what cannot be had is refused then
 
-An engine is imported when it is chosen; what is asked before is its record (engine_record.py).
+An engine is imported once it is chosen; before that, only its record is used (engine_record.py).
 """
 
 import logging
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class EngineChoice(NamedTuple):
-    """An engine, and why it is this one."""
+    """An engine, and the reason for choosing it."""
 
     record: EngineRecord
     reason: str
@@ -44,15 +44,15 @@ def make_engine(
     lora_rank: int,
     policies: int = 1,
 ) -> tuple[Engine, str]:
-    """Returns the fastest engine that can run `model`, or the one asked for, and one sentence with the
+    """Returns the fastest engine that can run `model`, or the requested one, and one sentence with the
     reason.
 
     LoRA layers that PEFT put into the model are not sampled from: an engine starts from the base, and
-    `set_policy` tells it more. `source` is the folder or name by which another process can load the same
+    `set_policy` gives it the rest. `source` is the folder or name by which another process can load the same
     model, and `lora_rank` the largest rank it will be given. With several `policies` it keeps enough versions
-    live for a SharedEngine over it. Raises EngineError where `kind` cannot be had, or not for several
-    policies, and ConfigError for what is no Engine; one that does not start is an error only where it was
-    asked for, or is the last.
+    live for a SharedEngine over it. Raises EngineError if `kind` is unavailable, or unavailable for several
+    policies, and ConfigError for something that is not an Engine. A failure to start is an error only if the
+    engine was requested, or is the last one.
 
     >>> engine, reason = make_engine(model, eos_token_ids=(0,), lora_rank=8)  # doctest: +SKIP
     >>> reason                                                                # doctest: +SKIP
@@ -95,8 +95,8 @@ def choose(
 ) -> EngineChoice:
     """Returns the engine and the reason. `broken`: engines that did not start, each with a sentence.
 
-    `base` may be without weights (device "meta"); `quantized` then says that the real one's are packed.
-    Raises EngineError if `kind` cannot be had, or nothing for several policies.
+    `base` may be without weights (device "meta"); `quantized` then tells if the real model's are packed.
+    Raises EngineError if `kind` is unavailable, or if the engine cannot serve several policies.
     """
 
     def refuses(record: EngineRecord) -> str | None:
@@ -124,7 +124,8 @@ def choose(
 def _fastest(
     device: str, family: str, refuses: Callable[[EngineRecord], str | None], against: dict[str, str]
 ) -> EngineChoice:
-    """Returns the first engine of ours that nothing speaks against. `against`: what is known to, by name."""
+    """Returns the first of our engines that nothing rules out. `against`: known reasons by name, to be
+    extended."""
     for record in by_preference(device):
         problem = against.get(record.name) or refuses(record) or record.missing(device)
         if problem is not None:

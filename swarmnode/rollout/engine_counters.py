@@ -1,4 +1,4 @@
-"""Counters of an engine: tokens sampled and read again, and policies taken over.
+"""Counters of an engine: tokens sampled and recomputed, and policies adopted.
 
 decode/, vLLM, shared_engine.py -> [EngineCounters] -> EngineStats
 """
@@ -10,13 +10,13 @@ from time import perf_counter
 
 from swarmnode.rollout.engine import EngineStats, Request
 
-# ---- what engines count ----
+# ---- counters of engines ----
 
 
 def read_again(request: Request, kept_tokens: int) -> int:
-    """Returns the tokens that a starting request reads again because their keys and values are not among the
-    `kept_tokens` leading ones. An environment's text since the request stopped is read for the first time,
-    and so is the token before it: that was only sampled."""
+    """Returns the number of tokens that a starting request recomputes because their keys and values are not
+    among the `kept_tokens` leading ones. Excludes an environment's text since the request stopped, which is
+    read for the first time, and the token before it, which was only sampled."""
     prompt, sampled = len(request.prompt_ids), request.sampled
     if not sampled:
         return 0
@@ -37,13 +37,13 @@ class EngineCounters:
 
     def started(self, request: Request, kept_tokens: int = 0) -> None:
         """Counts a request that got a row, for the first time or again. If again, the keys and values of
-        `kept_tokens` of its leading tokens were there already."""
+        `kept_tokens` of its leading tokens existed already."""
         self.reprefilled_tokens += read_again(request, kept_tokens)
         self.kept_tokens += kept_tokens
 
     @contextmanager
     def swap(self) -> Iterator[None]:
-        """Counts the time within as taking a policy over."""
+        """Counts the time spent within as adopting a policy."""
         started = perf_counter()
         yield
         self.swap_s += perf_counter() - started

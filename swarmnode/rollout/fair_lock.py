@@ -1,9 +1,10 @@
-"""One thread at a time, in the order in which they came.
+"""A lock that is granted in order of arrival.
 
 threads of several policies -> [FairLock] -> shared_engine.py, one engine
 
-A plain lock would not do: whoever steps an engine in a loop takes it again before anybody else has woken up.
-Waking up takes milliseconds on a busy machine, in which nobody steps: what is short is left to the holder.
+A plain lock would not do: a thread that steps an engine in a loop would take it again before any other has
+woken up. Waking up takes milliseconds on a busy machine, during which nobody steps, so short jobs are left to
+the holder.
 """
 
 from collections import deque
@@ -17,10 +18,10 @@ from typing import TypeVar
 from swarmnode.errors import EngineError
 
 T = TypeVar("T")
-"""Whatever a job returns."""
+"""The return type of a job."""
 
 LONGEST_TURN_S = 900.0
-"""Longest turn in seconds: one step of a large model takes seconds, loading it minutes."""
+"""The longest turn in seconds: one step of a large model takes seconds, loading it minutes."""
 
 
 class FairLock:
@@ -35,23 +36,23 @@ class FairLock:
     def __init__(self) -> None:
         self._changed = Condition()
         self._line: deque[object] = deque()
-        """Whose turn it is, and those who wait behind."""
+        """The holder of the turn, and the threads waiting behind it."""
         self._jobs: deque[Callable[[], None]] = deque()
-        """Left to whoever has the turn."""
+        """Jobs left to the holder of the turn."""
 
     @property
     def waiting(self) -> int:
-        """Number of threads that wait for their turn."""
+        """Number of threads waiting for their turn."""
         return max(0, len(self._line) - 1)
 
     @property
     def taken(self) -> bool:
-        """True while somebody has the turn."""
+        """True while a thread has the turn."""
         return bool(self._line)
 
     def do(self, job: Callable[[], T]) -> T:
-        """Returns what a short `job` returns, or raises its error. Whoever has the turn does it at the end of
-        it; without anybody it is done here."""
+        """Returns the result of a short `job`, or raises its error. The holder of the turn runs it at the end
+        of that turn; without a holder it runs here."""
         done: Future[T] = Future()
         with self._changed:
             if left := self.taken:
@@ -70,7 +71,7 @@ class FairLock:
             self._line.append(ticket)
             while self._line[0] is not ticket:
                 first = self._line[0]
-                # The line moves at every turn; only one that never ends is waited for in vain.
+                # The line moves at every turn; a wait fails only if one turn never ends.
                 if not self._changed.wait(LONGEST_TURN_S) and self._line[0] is first:
                     self._line.remove(ticket)
                     raise _never_ends()

@@ -1,4 +1,5 @@
-"""One caller's part of a shared engine: its queue, rows, versions and outputs. No engine, no threads."""
+"""One caller's part of a shared engine: its queue, rows, versions and outputs. Uses no engine and no
+threads."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,33 +23,33 @@ FIRST_SERIAL = 2**32
 """Lowest serial, far above any version number: a span with a serial never touches one with a version."""
 
 RECENT_VERSIONS = 4
-"""Last versions of a policy that guests may ask for, each an adapter."""
+"""Number of recent versions of a policy that guests may ask for, each an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownPolicy:
-    """A version of a member."""
+    """A version of a member's policy."""
 
     update: PolicyUpdate
-    """Policy as the engine knows it: `update.version` is the serial. It is kept because the engine forgets
+    """The policy as the engine knows it: `update.version` is the serial. Kept because the engine forgets
     it."""
     version: int
-    """Version number by which the member knows it."""
+    """The member's own version number."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberRow:
-    """A request in the engine."""
+    """A member's request in the engine."""
 
     name: str
-    """Request id in the engine, never used twice."""
+    """Request id in the engine; never used twice."""
     request: Request
-    """The request as the member submitted it, or with the tokens so far if it was put back."""
+    """The request as the member submitted it or, if it was put back, with the tokens so far."""
     serial: int | None
-    """None: the newest policy of the engine, through every update."""
+    """Serial of the version it samples from. None: the engine's newest policy, through every update."""
 
     def below(self, priority: int | None) -> Request:
-        """Returns the request in the engine's terms. `priority` None: its own."""
+        """Returns the request in the engine's terms. `priority` None: the request's own."""
         known = replace(self.request, request_id=self.name, version=self.serial)
         return known if priority is None else replace(known, priority=priority)
 
@@ -70,19 +71,19 @@ class MemberState:
         self.leads = leads
         self.rows: dict[str, MemberRow] = {}
         self.policies = {base.version: KnownPolicy(base, version)}
-        """Policies by serial: the newest, and what somebody runs on or waits for."""
+        """Policies by serial: the newest, and those that requests run on or wait for."""
         self.newest = base.version
         self.recent = {version: self.policies[base.version]}
-        """The last policies that it had, by version number, for guests to ask for."""
+        """The member's latest policies, by version number, for guests to ask for."""
         self.asleep = False
         self.closed = False
         self.last_start = -1
-        """Number of the row that it got last."""
+        """Number of the row it got most recently."""
         self.counters = EngineCounters()
-        # The engine itself looks at tokens; what is left to check here has nothing to do with a vocabulary.
+        # The engine checks tokens itself; the checks here do not depend on a vocabulary.
         self._queue = RequestQueue(max_length, vocab=maxsize)
         self._named = {version: base.version}
-        """Serials by version number; where a number was given twice, the later one."""
+        """Serials by version number; if a number was used twice, the later one."""
         self._outputs: list[Output] = []
         self._error: BaseException | None = None
 
@@ -94,7 +95,7 @@ class MemberState:
 
     @property
     def waits_for(self) -> int:
-        """Number of rows that it would take if they were free."""
+        """Number of rows it would take if they were free."""
         return len(self._queue)
 
     @property
@@ -113,7 +114,7 @@ class MemberState:
 
     @property
     def failed(self) -> bool:
-        """True while an error waits for the next `take_outputs`."""
+        """True until the next `take_outputs` raises a pending error."""
         return self._error is not None
 
     def check(self, request: Request) -> None:
@@ -124,7 +125,7 @@ class MemberState:
         self.asleep = False
 
     def start(self, count: int, numbers: Iterator[int]) -> list[MemberRow]:
-        """Gives rows to the next requests in the queue."""
+        """Assigns rows to the next requests in the queue."""
         rows: list[MemberRow] = []
         for request in self._queue.take(count):
             self.last_start = next(numbers)
@@ -147,7 +148,7 @@ class MemberState:
         self._outputs.append(output)
 
     def put_back(self, rows: Sequence[MemberRow], outputs: Sequence[Output]) -> None:
-        """Queues aborted rows before all others, to go on where they are."""
+        """Queues aborted rows before all others, to continue where they stopped."""
         again = [
             row.request.resumed(output.sampled)
             for row, output in zip(rows, outputs, strict=True)
@@ -163,8 +164,7 @@ class MemberState:
         return [untouched(request) for request in self._queue.withdraw(chosen)]
 
     def take_outputs(self, chosen: Collection[str] | None = None) -> list[Output]:
-        """Returns the outputs since the last call; raises the error that ended everything in flight
-        instead."""
+        """Returns the outputs since the last call, or raises the error that ended everything in flight."""
         if (error := self._error) is not None:
             self._error = None
             raise error
@@ -177,7 +177,7 @@ class MemberState:
         return taken
 
     def release(self, outputs: Iterable[Output]) -> None:
-        """Frees the ids of these outputs, which are handed out."""
+        """Frees the request ids of these outputs, which are handed out."""
         for output in outputs:
             self._queue.close(output.request_id)
 
@@ -202,7 +202,7 @@ class MemberState:
         return {known.version for known in self.policies.values()}
 
     def serial_of(self, version: int | None) -> int:
-        """Returns the serial of a version in the engine. None: the newest."""
+        """Returns the engine's serial for a version. None: the newest."""
         if version is None:
             return self.newest
         if version == BASE_VERSION:
@@ -213,7 +213,7 @@ class MemberState:
         return serial
 
     def check_versions(self, new_version: int, most: int) -> None:
-        """Raises EngineError unless there is room for a new version beside those that stay."""
+        """Raises EngineError unless a new version fits beside those that stay."""
         running = {row.serial for row in self.rows.values() if row.request.version is not None}
         live = len((running | self._asked_for(new_version)) - {BASE_VERSION}) + 1
         if live > most:
@@ -223,7 +223,7 @@ class MemberState:
             )
 
     def adopt(self, known: PolicyUpdate, version: int) -> None:
-        """Adds a new version, which the engine has just taken over."""
+        """Adds a new version, which the engine has just adopted."""
         policy = KnownPolicy(known, version)
         self.know(policy)
         self.newest = known.version
@@ -252,7 +252,8 @@ class MemberState:
         return replace(sampled, spans=merged(spans))
 
     def stats(self, below: EngineStats, others: int) -> EngineStats:
-        """Returns its part of what the engine did, on which `others` have so many requests."""
+        """Returns the member's part of the engine's stats; `others` is the number of other members'
+        requests."""
         if not self.leads:
             return self.counters.stats(len(self.rows), len(self._queue), self.live_versions, below.kv_use)
         return replace(
@@ -269,9 +270,10 @@ class MemberState:
 
 
 def fair_shares(members: Iterable[MemberState], free: int) -> dict[MemberState, int]:
-    """Returns free rows by member: one after the other goes to the member that still waits for one and has
-    the fewest, and among equals to the one that has waited longest. With fewer rows than
-    members, only the first would get any otherwise."""
+    """Returns the number of free rows for each member.
+
+    Each free row goes to the member with the fewest rows that still waits for one; among equals, to the one
+    that has waited longest, because with fewer rows than members only the first would ever get any."""
     shares = {member: 0 for member in members if member.waits_for}
     if free >= sum(member.waits_for for member in shares):
         return {member: member.waits_for for member in shares}

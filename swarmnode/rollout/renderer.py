@@ -1,10 +1,10 @@
-"""Text to token ids and back, for one policy.
+"""Converts text to token ids and back, for one policy.
 
 tasks -> prompt -> [Renderer] -> prompt ids -> engine -> completion ids -> [Renderer] -> text -> rewards
 exchange -> a stranger's text -> [Renderer] -> completion ids -> trainer
 
-Only our own tokenizer's chat template is ever applied; none comes from the wire, and neither does a message:
-a stranger's prompt is drawn again from our own copy of its task.
+Only our own tokenizer's chat template is ever applied; neither templates nor messages come from the wire: a
+stranger's prompt is drawn again from our own copy of its task.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MOST_TOKENS_OF_A_CHARACTER = 4
-"""Tokens of the longest character in UTF-8, one for each byte."""
+"""Tokens of the longest character in UTF-8: one per byte."""
 
 
 class Renderer:
@@ -45,10 +45,10 @@ class Renderer:
         *,
         raw_prompts: bool = False,
     ) -> None:
-        """`eos_token_ids`: every token that ends an answer, first the one that we write. `template_options`:
-        further arguments of the chat template (policy.chat_template). `raw_prompts`: a prompt of one text is
-        read as it is, without a template."""
-        # Whether the stubs of transformers know a return type changes from release to release.
+        """`eos_token_ids`: every token that ends an answer; the first is the one that we write.
+        `template_options`: further arguments of the chat template (policy.chat_template). `raw_prompts`: a
+        prompt that is a single text is read unchanged, without a template."""
+        # Return types in the stubs of transformers change from release to release.
         self._tokenizer: Any = tokenizer
         if eos_token_ids is None:
             own = self._tokenizer.eos_token_id
@@ -59,27 +59,27 @@ class Renderer:
         self._template_options = dict(template_options or {})
         self._raw_prompts = raw_prompts
         self._looked_for: set[str] = set()
-        """Tools of which it is known whether the policy is told of them."""
+        """Tools for which the warning of `_look_for_tools` is settled."""
         added, template = _added_tokens(self._tokenizer), str(self._tokenizer.chat_template or "")
         self._marks = marks_of(spelt for spelt, special in added if special)
         written = (spelt for spelt, special in added if special or (spelt.strip() and spelt in template))
         self._marks_of_template = marks_of(written)
-        """Those, and what else the chat template writes as one token, such as <tool_response>."""
+        """Those, and everything else that the chat template writes as one token, such as <tool_response>."""
 
     def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
         """Returns a task's prompt as token ids: its conversation through the chat template or, without one,
-        its texts one after the other."""
+        its texts joined."""
         if self._raw_prompts and isinstance(prompt, str):
             return self.text_ids(prompt)
         messages, tools = messages_of(prompt), tools_of(prompt)
         shown = self._shown(messages, tools)
         if not {tool["function"]["name"] for tool in tools} <= self._looked_for:
             self._look_for_tools(messages, tools)
-        # A template has written the special tokens already.
+        # A template has already written the special tokens.
         return self._ids(shown, special=not self._tokenizer.chat_template)
 
     def text_ids(self, text: str) -> tuple[int, ...]:
-        """Returns a text as token ids as it is, without the chat template."""
+        """Returns a text as token ids, without the chat template."""
         return self._ids(text)
 
     def _shown(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()) -> str:
@@ -88,10 +88,10 @@ class Renderer:
         return self._chat(messages, tools)
 
     def _look_for_tools(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> None:
-        """Warns, once for each tool, if neither the chat template nor the prompt mentions it."""
+        """Warns, once per tool, if neither the chat template nor the prompt mentions it."""
         names = [str(tool["function"]["name"]) for tool in tools]
         plain = self._shown(messages)
-        # A tool may be called like a word: what tells of it writes add(1, 2), add: or `add`.
+        # A tool may have the name of a common word: a description of it writes add(1, 2), add: or `add`.
         silent = [name for name in names if not re.search(rf"(?<!\w){re.escape(name)}[^\w\s]", plain)]
         new = [name for name in silent if name not in self._looked_for]
         if new and plain == self._shown(messages, tools):
@@ -103,12 +103,12 @@ class Renderer:
         self._looked_for.update(names)
 
     def observation_ids(self, observed: Sequence[Message]) -> tuple[int, ...]:
-        """Returns an environment's messages as the policy reads them behind its own turn and EOS, up to the
-        opening of its next turn: as the chat template writes them, or as lines of text without one. Control
+        """Returns an environment's messages as the policy reads them after its own turn and EOS, up to the
+        start of its next turn: as the chat template writes them, or as lines of text without one. Control
         marks spelt out in the messages are text, as in the policy's own. Raises ModelError if the template
-        cannot express it."""
-        # No text has its own digest in it. So what stands for the policy's turn is not found in what is
-        # observed, and what is put into each mark is found again in what the template wrote.
+        cannot express them."""
+        # No text contains its own digest. So the placeholder of the policy's turn does not occur in the
+        # observed text, and the digest put into each mark can be found again in the template's output.
         written = json.dumps([message["content"] for message in observed]).encode()
         unique = hashlib.blake2b(written, digest_size=16).hexdigest()
         shown = [
@@ -122,8 +122,8 @@ class Renderer:
         lines = "\n".join(message["content"] for message in observed)
         if not self._tokenizer.chat_template:
             return f"\n{lines}\n"
-        # Many templates know no role but the user's and the assistant's: they raise, or leave out the rest.
-        # Those want the two to take turns, so that several messages are one.
+        # Many templates only know the user's and the assistant's roles: they raise, or leave out the rest.
+        # Those want the two to alternate, so several messages become one.
         with suppress(ModelError):
             behind = self._behind_a_turn(observed, turn)
             if all(message["content"].strip() in behind for message in observed):
@@ -131,7 +131,7 @@ class Renderer:
         return self._behind_a_turn([{"role": "user", "content": lines}], turn)
 
     def _behind_a_turn(self, observed: Sequence[Message], turn: str) -> str:
-        """Returns the chat template's text behind a turn of the policy; `turn` is the placeholder for that
+        """Returns the chat template's text after a turn of the policy; `turn` is the placeholder for that
         turn."""
         asked, said = {"role": "user", "content": "."}, {"role": "assistant", "content": turn}
         _, found, behind = self._chat([asked, said, *observed]).rpartition(turn)
@@ -146,9 +146,9 @@ class Renderer:
     def encode_turns(
         self, turns: Sequence[Turn], finish: FinishReason
     ) -> tuple[tuple[int, ...], tuple[Stretch, ...]]:
-        """Returns the token ids of a conversation known only as text, and the ranges of them that the policy
-        reads and does not learn: observations, and the EOS before each, since its author may not have sampled
-        it. The last turn ends as in `encode_completion`."""
+        """Returns the token ids of a conversation known only as text, and the ranges that the policy reads
+        but does not learn: observations, and the EOS before each, since the author may not have sampled it.
+        The last turn ends as in `encode_completion`."""
         ids: list[int] = []
         given: list[Stretch] = []
         for turn in turns:
@@ -162,15 +162,15 @@ class Renderer:
         return tuple(ids), tuple(given)
 
     def _said_ids(self, text: str) -> tuple[int, ...]:
-        """Returns the token ids of a policy's text. Decoded text has no special tokens, so none are read from
-        it: a stranger's spelling must neither end a turn nor begin one."""
-        # The tokenizer's own switch for it would be on for all threads.
+        """Returns the token ids of a policy's text. Decoded text has no special tokens, so none are
+        recognized in it: a stranger's spelling must neither end a turn nor begin one."""
+        # The tokenizer's own switch for this would apply to all threads.
         return tuple(
             token for part in spelt_out(text, self._marks) for token in self._ids(part, special=False)
         )
 
     def _ids(self, text: str, *, special: bool = True) -> tuple[int, ...]:
-        # What is too long the engine refuses; transformers would warn of it as well, in words about itself.
+        # The engine refuses what is too long; transformers would also warn, in words about itself.
         return tuple(self._tokenizer.encode(text, add_special_tokens=special, verbose=False))
 
     def _chat(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
@@ -199,8 +199,8 @@ class Renderer:
         )
 
     def pieces(self, token_ids: Sequence[int]) -> list[str]:
-        """Returns the text of each token, special ones spelt out. A character of several tokens stands at its
-        last one."""
+        """Returns the text of each token, with special ones spelt out. A character of several tokens appears
+        at its last one."""
         found, before, waiting = list[str](), list[int](), list[int]()
         for token in token_ids:
             waiting.append(token)
@@ -216,28 +216,28 @@ class Renderer:
         return str(self._tokenizer.decode(token_ids, clean_up_tokenization_spaces=False)) if token_ids else ""
 
     def encode_completion(self, text: str, finish: FinishReason) -> tuple[int, ...]:
-        """Returns the token ids of an answer known only as text, with EOS if its author stopped by itself."""
+        """Returns the token ids of an answer known only as text, with EOS if its author finished it."""
         ids = self._said_ids(text)
         return (*ids, self.eos_token_ids[0]) if finish == "stop" else ids
 
 
 def _added_tokens(tokenizer: Any) -> list[tuple[str, bool]]:
-    """Returns the spellings of the tokens that a tokenizer finds in a text, and True for each that it leaves
-    out of a decoded one."""
+    """Returns the spellings of the tokens that a tokenizer recognizes in a text, and True for each that it
+    omits from decoded text."""
     try:
         return [(str(token), token.special) for token in tokenizer.added_tokens_decoder.values()]
     except NotImplementedError:
-        return []  # That of mistral-common, which reads none out of a text.
+        return []  # The tokenizer of mistral-common, which recognizes none in a text.
 
 
 def marks_of(tokens: Iterable[str]) -> re.Pattern[str] | None:
-    """Returns a pattern of all spellings of special tokens. None: none has several characters."""
+    """Returns a pattern of all spellings of special tokens. None: none is longer than one character."""
     spelt = sorted(re.escape(token) for token in tokens if len(token) > 1)
     return re.compile("|".join(spelt)) if spelt else None
 
 
 def spelt_out(text: str, marks: re.Pattern[str] | None) -> list[str]:
-    """Returns the text in parts, none of which contains one of these marks.
+    """Splits the text into parts that contain none of these marks.
 
     >>> spelt_out("7<eos>8", marks_of(["<eos>"])), spelt_out("7", marks_of(["<eos>"]))
     (['7<', 'eos>8'], ['7'])

@@ -9,10 +9,10 @@ from swarmnode.errors import EngineError, RequestRefused
 from swarmnode.rollout.engine import BASE_VERSION, Output, Request, SamplingParams
 
 AHEAD_OF_ALL = -sys.maxsize
-"""Priority of requests that have run already and only wait to go on."""
+"""Priority of requests that have already run and wait to continue."""
 
 COLDEST = 1e-3
-"""Lowest temperature that divides: a lower one may overflow, and is greedy in all but name."""
+"""The lowest temperature that divides: a lower one may overflow, and is greedy in all but name."""
 
 
 class RequestQueue:
@@ -32,7 +32,7 @@ class RequestQueue:
 
     @property
     def in_flight(self) -> int:
-        """Number of requests that wait or run."""
+        """Number of requests waiting or running."""
         return len(self._open)
 
     @property
@@ -58,7 +58,7 @@ class RequestQueue:
         return accepted
 
     def put_first(self, requests: Sequence[Request]) -> None:
-        """Queues requests that ran already, and whose ids are still in use, before all others."""
+        """Queues requests that have already run, and whose ids are still in use, before all others."""
         self._line[:0] = [(AHEAD_OF_ALL, place, request) for place, request in enumerate(requests)]
 
     def take(self, count: int) -> list[Request]:
@@ -67,7 +67,7 @@ class RequestQueue:
         return [request for _, _, request in taken]
 
     def withdraw(self, request_ids: Iterable[str] | None) -> list[Request]:
-        """Removes these requests from the queue (None: all); ids that do not wait are ignored."""
+        """Removes these requests from the queue (None: all); ignores ids that do not wait."""
         chosen = None if request_ids is None else set(request_ids)
         leaving = [r for _, _, r in self._line if chosen is None or r.request_id in chosen]
         if leaving:
@@ -135,7 +135,7 @@ def untouched(request: Request) -> Output:
 
 
 def not_finite(version: int) -> EngineError:
-    """Returns the error for a policy that gives NaN. Its samples are worthless, so none are handed out."""
+    """Returns the error for a policy that yields NaN. Its samples are worthless, so none are handed out."""
     return EngineError(
         f"policy {version} gives NaN probabilities; its running requests are dropped",
         hint="move the newest checkpoint away, restart, and lower the learning rate",

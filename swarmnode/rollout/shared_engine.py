@@ -1,21 +1,23 @@
-"""One engine for all who ask: policies in training, and guests who read what these have learnt.
+"""One engine for several callers: policies in training, and guests that sample from what these have learnt.
 
 PartialRollouts of policy 0 -> member 0 --+
 PartialRollouts of policy 1 -> member 1 --+--> [SharedEngine] -> any engine
 people, by extensions/serve/ -> guests  --+
 
-Each member is an `Engine` of its own with its own version numbers. The only policy of an engine leads it:
-what it asks, updates and gets is what it would alone. Several have *serials* below, version numbers that are
-unique over all members, so that nobody's update moves anybody else's requests. A guest has no policy: each
-request of his stays on the version that he named, or that was the newest when he came.
+Each member is an `Engine` of its own with its own version numbers. If the engine serves a single policy, that
+policy leads it: its requests, updates and results are those of an engine of its own. With several policies,
+the engine below uses *serials*, version numbers that are unique over all members, so that no member's update
+moves another's requests. A guest has no policy: each of its requests stays on the version that it named, or
+on the one that was newest when it arrived.
 
-Each member is driven by a thread of its own. Whoever calls `step` advances the rows of all; those who call
-meanwhile wait for that same step and take what it finished of theirs. A step that fails, fails for all.
-Guests are sent what a step did for them, and step themselves only while nobody else does.
+Each member is driven by a thread of its own. A call to `step` advances the rows of all members; members that
+call meanwhile wait for that same step and take their own outputs from it. A failed step fails for all. Guests
+are sent the results of every step, and step themselves only while nobody else does.
 
-Where training goes first, guests have a share of its time: beyond that none of them begins, and none steps.
-Nor does it ever wait for them: where the rows of guests hold more versions than there is room for beside a
-new one, or the engine sleeps, they are put back, and go on where they stopped, under the version they had.
+If training goes first, guests have a share of the engine's time: beyond that, none of their requests starts
+and no guest steps. Training never waits for guests: if their rows hold more versions than fit beside a new
+one, or the engine sleeps, the rows are put back and continue later where they stopped, under the same
+version.
 """
 
 import time
@@ -42,37 +44,38 @@ from swarmnode.rollout.member_state import FIRST_SERIAL, MemberRow, MemberState,
 from swarmnode.token_bucket import TokenBucket
 
 MODES: frozenset[InFlight] = frozenset({"recompute"})
-"""Modes of an update of one of several policies. Not "keep": a request that names its version stays on it,
-and there every request names one."""
+"""Modes of `set_policy` with several policies. Not "keep": a request that names its version stays on it, and
+with several policies every request names one."""
 
 GUEST_ROWS = 8
-"""Most rows of all guests together."""
+"""The most rows of all guests together."""
 GUEST_VERSIONS = 2
-"""Most versions, besides the newest ones, that rows of guests keep live."""
+"""The most versions, in addition to the newest ones, that rows of guests keep live."""
 PEOPLE_FIRST = -1
-"""Priority of guests' requests in the engine where people come first; else they wait with the others."""
+"""Priority of guests' requests in the engine if people come first; otherwise they queue with the others."""
 GUESTS_SHARE, GUESTS_AT_ONCE_S = 0.05, 2.0
-"""Of the time of an engine whose policies train, what guests take: on average, and seconds at once."""
+"""Share of the time of an engine whose policies train that guests may take on average, and seconds at
+once."""
 STILL_TRAINS_S = 5.0
-"""Seconds after a micro-batch or a policy's step in which its policies count as training."""
+"""Seconds after a micro-batch or a policy's step during which the policies count as training."""
 OUT_OF_TIME_S = 0.02
-"""Guests without time look again this soon."""
+"""Seconds after which guests without time look again."""
 REST_S = 1.0
-"""Longest that training rests for guests between two micro-batches."""
+"""The longest time that training rests for guests between two micro-batches."""
 LOOK_AGAIN_S = 0.005
 BETWEEN_STEPS_S = 0.002
-"""Whoever generates a round steps again this soon."""
+"""Seconds within which a member that generates a round steps again."""
 LOOKS = 100
-"""Most waits of that length for a step of somebody else."""
+"""The most waits of that length for somebody else's step."""
 
 Progress = tuple[Sequence[Output], Sequence[Request]]
-"""What has ended of a guest's requests, and what is under way with its tokens so far."""
+"""A guest's ended requests, and those in flight with their tokens so far."""
 
 
 def versions_needed(members: int) -> int:
     """Returns the live versions that an engine needs: the newest of each of `members` members, and guests'.
 
-    One more than they use: an update is loaded before the version it replaces is released.
+    One more than they use: an update is loaded before the version that it replaces is released.
 
     >>> versions_needed(3)
     6
@@ -81,8 +84,7 @@ def versions_needed(members: int) -> int:
 
 
 class SharedEngine:
-    """Gives out one `Engine` per policy over a single one, which nobody else may use, and any number to
-    guests.
+    """Shares one `Engine`, which nobody else may use, as one `Engine` per policy and one per guest.
 
     >>> shared = SharedEngine(EmbeddedEngine(model, eos, max_versions=5), members=2)    # doctest: +SKIP
     >>> first, second = shared.member("policy-0"), shared.member("policy-1")            # doctest: +SKIP
@@ -90,12 +92,12 @@ class SharedEngine:
     """
 
     def __init__(self, engine: Engine, members: int, *, people_first: bool = False) -> None:
-        """`people_first`: guests start before all others, and training rests while they are answered. Raises
-        EngineError if the engine cannot keep a version live for each member."""
+        """`people_first`: guests' requests start before all others, and training rests while they are
+        answered. Raises EngineError if the engine cannot keep a version live for each member."""
         limits, several = engine.capabilities, members > 1
         spare = limits.max_versions - members - several
         self.guest_versions = max(0, min(spare, GUEST_VERSIONS))
-        """Versions that rows of guests may keep live beside the newest ones."""
+        """Number of versions that rows of guests may keep live in addition to the newest ones."""
         versions = (limits.max_versions - several - self.guest_versions) // members
         if several and versions < 1:
             raise EngineError(
@@ -106,28 +108,28 @@ class SharedEngine:
         modes = limits.inflight & MODES if several else limits.inflight
         self.capabilities = replace(limits, inflight=modes, max_versions=versions)
         self.steps = 0
-        """Steps of the engine below, failed ones included."""
+        """Number of steps of the engine below, including failed ones."""
         self.engine = engine
         self.people_first = people_first
         self._expected = members
         self._members: dict[str, MemberState] = {}
         self._guests: dict[MemberState, SimpleQueue[Progress]] = {}
-        """What steps did for each, unread."""
+        """Results of steps that each guest has not read yet."""
         self._last_step: tuple[MemberState | None, float] = (None, float("-inf"))
-        """Who stepped last, and when that ended."""
+        """The last member or guest that stepped, and the end of its step."""
         self._trained_s = float("-inf")
-        """When a policy last stepped, or trained on a micro-batch."""
+        """Time of the last policy's step or micro-batch."""
         self._time_of_guests = TokenBucket(GUESTS_SHARE, GUESTS_AT_ONCE_S)
         self.turns = FairLock()
-        """Each call of a member has the engine to itself."""
+        """Gives each call of a member the engine to itself."""
         self.serials = count(FIRST_SERIAL)
         self._numbers = count()
         self._rows: dict[str, MemberState] = {}
-        """Whose is what the engine works on, by its id there."""
+        """Owner of each request in the engine, by its id there."""
 
     @property
     def waiting(self) -> int:
-        """Number of callers that wait for the engine."""
+        """Number of callers waiting for the engine."""
         return self.turns.waiting
 
     @property
@@ -137,12 +139,12 @@ class SharedEngine:
 
     @property
     def resting(self) -> bool:
-        """True while all policies have the engine sleep: guests wait."""
+        """True while all policies let the engine sleep: guests wait."""
         return self.all_are(lambda one: one.asleep or one.closed)
 
     def member(self, name: str) -> "SharedMember":
         """Returns the engine of one more policy, which starts on the base, version 0. All members must be
-        made before any of them closes: the last one that closes, closes the engine."""
+        made before any of them closes: the last one to close closes the engine."""
         if name in self._members or len(self._members) == self._expected:
             raise EngineError(f"no room for {name}: this engine is shared by {self._expected} policies")
         leads = self._expected == 1
@@ -152,7 +154,7 @@ class SharedEngine:
         return SharedMember(self, member)
 
     def guest(self, name: str, of: str) -> "SharedGuest":
-        """Returns an engine for one more caller, who samples from the versions of the policy `of` and from
+        """Returns an engine for one more guest, which samples from the versions of the policy `of` and from
         the base."""
         with self.turns:
             host, limits = self._members[of], self.capabilities
@@ -162,13 +164,13 @@ class SharedEngine:
         return SharedGuest(self, state, host, progress)
 
     def hold_at_most(self, rows: int, guest_versions: int) -> None:
-        """Bounds the rows of the policies' requests, and the versions that guests keep live, by what memory
-        is left."""
+        """Limits the rows of the policies' requests, and the versions that guests keep live, to what fits
+        into the remaining memory."""
         self.capabilities = replace(self.capabilities, max_running=rows)
         self.guest_versions = min(self.guest_versions, guest_versions)
 
     def give_way(self) -> None:
-        """Lets the one who trains rest before a micro-batch, where people come first and wait for tokens."""
+        """Makes the training thread rest before a micro-batch, if people come first and wait for tokens."""
         self._trained_s = time.monotonic()
         if not self.people_first:
             return
@@ -176,10 +178,10 @@ class SharedEngine:
         while not self.resting and any(map(_is_busy, self._guests)) and time.monotonic() < until_s:
             time.sleep(LOOK_AGAIN_S)
 
-    # What members ask for; the caller holds `turns`.
+    # For members; the caller holds `turns`.
 
     def step(self, caller: MemberState) -> None:
-        """Steps the engine once, after waiting requests took the free rows."""
+        """Steps the engine once, after giving free rows to waiting requests."""
         started = time.perf_counter()
         try:
             with self.failing_for_all(caller):
@@ -205,7 +207,7 @@ class SharedEngine:
 
     @property
     def guests_have_time(self) -> bool:
-        """False while training goes first and guests have had their share."""
+        """False while training goes first and guests have used up their share."""
         return not self.training_is_first or self._time_of_guests.has(0.0, now=time.monotonic())
 
     @property
@@ -214,14 +216,14 @@ class SharedEngine:
         return not self.people_first and time.monotonic() < self._trained_s + STILL_TRAINS_S
 
     def is_stepped_by_another(self, member: MemberState) -> bool:
-        """Returns True while somebody else steps, or is about to, and no error waits for this one."""
+        """Returns True while somebody else steps or is about to, unless this member has an error to raise."""
         last, ended_s = self._last_step
         return not member.failed and (
             self.turns.taken or (last is not member and time.monotonic() < ended_s + BETWEEN_STEPS_S)
         )
 
     def in_flight(self, member: MemberState) -> tuple[Request, ...]:
-        """Returns what is in flight of a member, with its tokens so far."""
+        """Returns a member's requests in flight, with their tokens so far."""
         found = self.engine.snapshot(member.rows) if member.rows else ()
         below = {request.request_id: request.sampled for request in found}
         rows = [row for row in member.rows.values() if row.name in below]
@@ -231,10 +233,11 @@ class SharedEngine:
     def _fill_rows(self) -> None:
         policies = self._members.values()
         free = self.capabilities.max_running - len(self._rows)
-        if self._expected == 1:  # The engine has a line of its own, and computes prompts ahead for it.
+        if self._expected == 1:  # The engine has its own queue, and computes prompts ahead for it.
             free = sum(member.waits_for for member in policies)
         for member, share in fair_shares(policies, free).items():
-            # One version after the other: nothing asks for one that is loaded until its rows are submitted.
+            # One version after another: a loaded version is unused, and may be forgotten, until its rows are
+            # submitted.
             for serial, rows in groupby(member.start(share, self._numbers), lambda row: row.serial):
                 self.load(member, serial)
                 self._submit(member, list(rows), None)
@@ -252,7 +255,7 @@ class SharedEngine:
                     self.load(guest, row.serial)
                     self._submit(guest, [row], PEOPLE_FIRST if self.people_first else 0)
                 except (EngineError, RuntimeError, MemoryError) as error:
-                    # A version that he asked for does not fit in: that is nobody else's error.
+                    # The version that the guest asked for does not fit: that is nobody else's error.
                     self._send_away(guest, error)
                     break
 
@@ -273,13 +276,13 @@ class SharedEngine:
         return {member.newest for member in self._members.values()}
 
     def _held_by_guests(self) -> list[int]:
-        """Returns the versions, besides the newest ones, that rows of guests run on, the oldest first."""
+        """Returns the versions, other than the newest ones, that rows of guests run on, oldest first."""
         used = {row.serial for guest in self._guests for row in guest.rows.values() if row.serial is not None}
         return sorted(used - self._newest() - {BASE_VERSION})
 
     def make_room(self, member: MemberState) -> None:
-        """Puts back the rows of guests on the oldest versions, if a new policy of this member would find no
-        room beside them."""
+        """Puts back the rows of guests on the oldest versions if a new policy of this member would not fit
+        beside them."""
         if not self.guest_versions:
             for guest in self._guests:
                 self._send_away(guest, EngineError("the policy has moved on, and this engine holds only one"))
@@ -311,12 +314,12 @@ class SharedEngine:
             update = member.policies[serial].update
             if member in self._guests:
                 self.engine.load(update)
-            else:  # The newest one stays, and nobody follows it: each names his own.
+            else:  # The newest one stays, and no request follows it: each names its own.
                 self.engine.set_policy(update, "keep")
             member.counters.swap_s += time.perf_counter() - started
 
     def take_back(self, member: MemberState, rows: Sequence[MemberRow]) -> list[Output]:
-        """Takes rows out of the engine, with their tokens so far, in this order."""
+        """Takes rows out of the engine and returns their outputs so far, in the same order."""
         if not rows:
             return []
         with self.failing_for_all(member):
@@ -326,18 +329,18 @@ class SharedEngine:
         return [self.leave(member, found[row.name]) for row in rows]
 
     def leave(self, member: MemberState, output: Output) -> Output:
-        """Returns what left the engine in the member's terms."""
+        """Returns an output that left the engine in the member's terms."""
         del self._rows[output.request_id]
         return member.left(member.rows[output.request_id], output)
 
     def sleep(self) -> None:
-        """Lets the engine sleep if nobody who trains is awake."""
+        """Puts the engine to sleep if no policy is awake."""
         if self.resting:
             self._put_guests_back(lambda row: True)
             self.engine.sleep()
 
     def close(self) -> None:
-        """Closes the engine behind the last policy."""
+        """Closes the engine once the last policy is closed."""
         if not self.all_are(lambda one: one.closed):
             return
         ended = EngineError(
@@ -349,39 +352,39 @@ class SharedEngine:
         self.engine.close()
 
     def remove(self, guest: MemberState) -> None:
-        """Forgets a guest, with all that he asked."""
+        """Forgets a guest and all of its requests."""
         if not guest.closed:
             self._send_away(guest, None)
             del self._guests[guest]
 
     def check(self, member: MemberState, request: Request) -> None:
-        """Lets the engine refuse now the requests that it would refuse at their turn. The member checks its
-        own versions."""
+        """Refuses a request now if the engine would refuse it later. The member checks its own versions."""
         self.engine.check(replace(request, version=BASE_VERSION if request.version == BASE_VERSION else None))
         member.check(request)
 
     @contextmanager
     def failing_for_all(self, caller: MemberState) -> Iterator[None]:
-        """Context that tells all members with requests in flight of an error: the caller now, others in their
-        next step."""
+        """Returns a context that reports an error to all members with requests in flight: to the caller now,
+        to others in their next step."""
         try:
             yield
         except BaseException as error:
             self._rows.clear()
             for member in (*self._members.values(), *self._guests):
                 member.fail(None if member is caller else error)
-            # The engine still has them, and would fail at every step. What failed may fail at this, too.
+            # The engine still has the requests and would fail at every step. Aborting may fail as well.
             with suppress(Exception):
                 self.engine.abort()
             raise
 
     def all_are(self, condition: Callable[[MemberState], bool]) -> bool:
-        """Returns True if this is so of every policy."""
+        """Returns True if the condition holds for every policy."""
         return len(self._members) == self._expected and all(map(condition, self._members.values()))
 
 
 class SharedMember:
-    """The `Engine` of one member. One thread at a time, as with any engine; members do not see each other."""
+    """The `Engine` of one member. Use it from one thread at a time, like any engine; members do not see each
+    other."""
 
     def __init__(self, shared: SharedEngine, member: MemberState) -> None:
         self._shared = shared
@@ -427,8 +430,8 @@ class SharedMember:
             with member.counters.swap():
                 shared.make_room(member)
                 followers = member.followers
-                # At once, although it may be forgotten before it is used: an update that does not fit the
-                # model is refused here and not in the middle of a round.
+                # Adopted at once, although it may be forgotten before it is used: an update that does not fit
+                # the model is refused here and not in the middle of a round.
                 shared.engine.set_policy(known, "keep")
                 member.put_back(followers, shared.take_back(member, followers))
             member.adopt(known, update.version)
@@ -475,7 +478,7 @@ class SharedMember:
             member.fail(None)
             self._shared.close()
 
-    # The caller holds the turn.
+    # The caller holds `turns`.
 
     def _submit(self, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -483,7 +486,7 @@ class SharedMember:
         self._member.submit(requests)
 
     def _step(self, before: int) -> Sequence[Output]:
-        # Waiting for our turn we may have waited for somebody's step: it was ours as well.
+        # While we waited for our turn, another member may have stepped: that step was ours as well.
         if self._member.wants_a_step and self._shared.steps == before:
             self._shared.step(self._member)
         return tuple(self._member.take_outputs())
@@ -505,7 +508,7 @@ class SharedMember:
 
 class SharedGuest(SharedMember):
     """The `Engine` of a guest: it samples from what a policy has learnt, and from the base. A request without
-    a version stays on the one that is the newest as it is submitted."""
+    a version stays on the one that is newest when it is submitted."""
 
     def __init__(
         self,
@@ -524,13 +527,13 @@ class SharedGuest(SharedMember):
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """The versions that he may ask for besides the base, the newest last."""
+        """The versions that the guest may ask for in addition to the base, newest last."""
         with self._shared.turns:
             return tuple(self._host.recent)
 
     def ask(self, requests: Sequence[Request]) -> list[Request]:
-        """Submits these requests in one turn, and returns them with the versions that answer them. Raises
-        EngineError for a version that is not kept."""
+        """Submits these requests in one turn, and returns them with the versions that will answer them.
+        Raises EngineError for a version that is not kept."""
 
         def submitted() -> list[Request]:
             named = [self._named(request) for request in requests]
@@ -543,8 +546,8 @@ class SharedGuest(SharedMember):
         return self.advance()[0]
 
     def advance(self) -> Progress:
-        """Returns what has ended and what is under way by now, with its tokens so far. Steps once where
-        nobody else does, and guests have time."""
+        """Returns ended requests, and those in flight with their tokens so far. Steps once if nobody else
+        does and guests have time."""
         before = self._shared.steps
         for _ in range(LOOKS):
             has_time = self._shared.guests_have_time or self._member.failed
@@ -566,7 +569,8 @@ class SharedGuest(SharedMember):
             return (*ended, *outputs), self._snapshot() if in_flight is None else in_flight
 
     def _sent(self) -> tuple[list[Output], Sequence[Request] | None]:
-        """Returns what steps ended by now, and what is under way after them. None: there was no step."""
+        """Returns the outputs of steps since the last call, and the requests in flight after them. None:
+        there was no step."""
         ended: list[Output] = []
         in_flight: Sequence[Request] | None = None
         while not self._progress.empty():

@@ -1,4 +1,4 @@
-"""The optimizer of everything that is trained here: of a policy's adapter, of a stage of a pipeline.
+"""The optimizer of everything that is trained here: a policy's adapter, or a stage of a pipeline.
 
 trainer.py, pipeline members -> [adam]
 trainer.py, before a round -> [learning_rate_at] -> the optimizer's rate
@@ -18,8 +18,10 @@ ADAM_BETAS = (0.9, 0.99)
 
 
 def learning_rate_at(config: TrainingConfig, done: int, rounds: int | None) -> float:
-    """The learning rate after `done` rounds of learning, of the `rounds` that there will be (None: without an
-    end). No round has 0: warm-up begins with its first part, and what falls would be 0 after the last.
+    """Returns the learning rate after `done` of `rounds` rounds of learning (None: without an end).
+
+    It is never 0: warm-up starts with its first fraction, and a decay would reach 0 only after the last
+    round.
 
     >>> half = TrainingConfig(learning_rate=1.0, schedule="linear", warmup_rounds=2)
     >>> [learning_rate_at(half, done, rounds=6) for done in range(6)]
@@ -37,7 +39,8 @@ def learning_rate_at(config: TrainingConfig, done: int, rounds: int | None) -> f
 
 
 def adam(parameters: Sequence[nn.Parameter], learning_rate: float) -> torch.optim.AdamW:
-    """AdamW with its moments in place: a first step that found no memory for them would leave half of them.
+    """Returns AdamW with its moments already allocated: a first step that ran out of memory would leave half
+    of them.
 
     Raises ModelError if there is not enough memory for them.
     """

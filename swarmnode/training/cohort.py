@@ -1,11 +1,12 @@
-"""A meeting of the trainers of several policies, so that all of them learn in one batch.
+"""Brings the trainers of several policies together, so that all of them learn in one batch.
 
 learner of policy 0 --+
                       +--> [Cohort] -> train_together, in the thread of whoever came last
 learner of policy 1 --+
 
-Nobody has to come: who leaves is not waited for, and who is late holds the others up for `patience_s` at most
-and trains at the next meeting. Two meetings never overlap, as the policies share one model.
+Nobody has to come: the others do not wait for a member that has left, and wait for a late one for at most
+`patience_s`; it then trains at the next meeting. Two meetings never overlap, because the policies share one
+model.
 """
 
 import logging
@@ -23,12 +24,13 @@ Work = TypeVar("Work")
 Result = TypeVar("Result")
 
 PATIENCE_S = 30.0
-"""Longest wait for members that are late: they evaluate, wait for peers, or generate longer answers."""
+"""The longest wait for late members, which may be evaluating, waiting for peers, or generating longer
+answers."""
 
 
 @dataclass(slots=True, eq=False)
 class _Meeting(Generic[Work, Result]):
-    """One common training, with the members that take part."""
+    """One joint training, with the members that take part."""
 
     works: dict[str, Work] = field(default_factory=dict[str, Work])
     results: dict[str, Result] = field(default_factory=dict[str, Result])
@@ -38,7 +40,7 @@ class _Meeting(Generic[Work, Result]):
 
 
 class Cohort(Generic[Work, Result]):
-    """Trains whoever has come together, each member in a thread of its own.
+    """Trains the members that have come together, each calling from its own thread.
 
     >>> cohort = Cohort(["policy-0"], run=lambda works: [work + 1 for work in works])
     >>> cohort.train("policy-0", 41)
@@ -51,20 +53,21 @@ class Cohort(Generic[Work, Result]):
         run: Callable[[list[Work]], Sequence[Result]],
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """`run` gets the works of those who came, in the order of `members`, and returns as many results."""
+        """`run` gets the work of the members that came, in the order of `members`, and returns as many
+        results."""
         self.missed: Counter[str] = Counter()
-        """Meetings that began without a member who had not left, by member."""
+        """Number of meetings that began without a member that had not left, by member."""
         self._members = list(members)
         self._order = tuple(self._members)
         self._run = run
         self._context = copy_context()
-        """The context of who made the cohort. Common work is done in it: its log lines are about no single
+        """The context of the cohort's creator. Joint work runs in it: its log lines are about no single
         member."""
         self._patience_s = patience_s
         self._changed = Condition()
         self._next: _Meeting[Work, Result] = _Meeting()
         self._busy = False
-        """A meeting is going on."""
+        """True while a meeting is running."""
 
     @property
     def present(self) -> tuple[str, ...]:
@@ -72,8 +75,8 @@ class Cohort(Generic[Work, Result]):
         return tuple(self._next.works)
 
     def train(self, member: str, work: Work) -> Result:
-        """Meet the others and return this member's result. Raises what the common run raised, for all who
-        were there; ValueError for somebody who has left or is here already."""
+        """Meets the others and returns this member's result. Raises what the joint run raised, for all
+        members that took part, and ValueError if the member has left or is here already."""
         with self._changed:
             if member not in self._members or member in self._next.works:
                 raise ValueError(f"{member} is not a member of this cohort, or has already joined")
@@ -88,7 +91,8 @@ class Cohort(Generic[Work, Result]):
         return meeting.results[member]
 
     def leave(self, member: str) -> None:
-        """Be waited for no more; whoever waits now goes on. Twice is fine."""
+        """Removes a member that nobody should wait for any more; waiting members continue. Calling it twice
+        is fine."""
         with self._changed:
             if member in self._members:
                 self._members.remove(member)
@@ -97,11 +101,12 @@ class Cohort(Generic[Work, Result]):
             self._changed.notify_all()
 
     def _wait_to_begin(self, meeting: _Meeting[Work, Result]) -> bool:
-        """Wait until this meeting may begin, and lead it (True); or until somebody else has held it."""
+        """Waits until this meeting may begin, and returns True if this member leads it; returns False once
+        another member has held it."""
         free_since: float | None = None
         while not meeting.over:
             if meeting.begun or self._busy:
-                # As long as training takes: it ends in any case, with an error if need be.
+                # Waits as long as training takes: it always ends, if need be with an error.
                 free_since = None
                 self._changed.wait()
                 continue
@@ -130,13 +135,13 @@ class Cohort(Generic[Work, Result]):
 
     def _hold(self, meeting: _Meeting[Work, Result]) -> None:
         try:
-            # Always in one order: a sum over members must not depend on who was faster.
+            # Always in the same order: a sum over members must not depend on which was faster.
             names = sorted(meeting.works, key=self._order.index)
             works = [meeting.works[name] for name in names]
             results = self._context.copy().run(self._run, works)
             meeting.results = dict(zip(names, results, strict=True))
         except BaseException as error:
-            meeting.error = error  # for all others who were there
+            meeting.error = error  # for all other members that took part
             raise
         finally:
             with self._changed:

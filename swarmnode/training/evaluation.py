@@ -1,12 +1,12 @@
-"""Evaluation of the policy on questions that no node ever trains on.
+"""Evaluates the policy on questions that no node ever trains on.
 
 tasks (held-out draws) -> [evaluate] -> [collect] -> partial_rollouts.py -> engine
                              |
                              +-> scores -> Evaluation -> node, `swarmnode eval`
 
-`collect` is one synchronous round for whatever is asked once (api.py samples with it, too): examples in, all
-their groups out, each as soon as it is complete, and nothing stays under way. Whoever asks, with tasks that
-may answer back, plays them by `conversation_rules`.
+`collect` is one synchronous round for one-off requests (api.py samples with it, too): it takes examples,
+yields each of their groups as soon as it is complete, and leaves nothing under way. For tasks that may answer
+back, pass `conversation_rules`.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -32,10 +32,10 @@ from swarmnode.training.records import Evaluation, PassAt
 from swarmnode.types import Example, Scores, mean_or_none, total_reward
 
 EVAL_SEED = 7_654_321
-"""Every node evaluates on the same held-out draw, so that rewards can be compared."""
+"""Seed of the held-out draw. All nodes share it, so that rewards can be compared."""
 
 PASSING_REWARD = 1.0
-"""Reward of a right answer in most tasks: with it, or more, an answer counts as passed."""
+"""Reward of a right answer in most tasks: an answer with at least this reward passes."""
 
 
 def evaluate(
@@ -51,9 +51,9 @@ def evaluate(
     should_stop: Callable[[], bool] = lambda: False,
     conversations: ConversationRules = NO_CONVERSATIONS,
 ) -> Evaluation | None:
-    """Sample `samples` completions for each held-out example of each task and score them: `examples` of each,
-    or all of its own evaluation set. None when stopped early. `conversations`: none where no task answers
-    back."""
+    """Samples `samples` completions for each held-out example of each task and scores them: `examples` per
+    task, or all of a task's own evaluation set. Returns None if stopped early. `conversations`: needed if a
+    task answers back."""
     drawn = [example for task in tasks.values() for example in measured_with(task, examples)]
     rewards: dict[str, list[list[float]]] = {name: [] for name in tasks}
     judged_by: dict[str, set[str]] = {name: set() for name in tasks}
@@ -105,7 +105,7 @@ def evaluate(
 
 
 def _answers(task: Task, answered: Answered) -> list[str]:
-    """The texts that vote; of conversations what was said last in each."""
+    """Returns the texts that vote; for conversations, the last words of each."""
     if not is_environment(task):
         return [completion.text for completion in answered.completions]
     return environments().final_answers(
@@ -138,11 +138,11 @@ def collect(
     should_stop: Callable[[], bool] = lambda: False,
     conversations: ConversationRules = NO_CONVERSATIONS,
 ) -> Generator[Answered, None, None]:
-    """Sample `group_size` completions of each example; yield each group when its last one has finished.
+    """Samples `group_size` completions of each example; yields each group when its last one has finished.
 
-    When `should_stop` says so, or the caller closes the iterator, the unfinished is aborted and not yielded.
-    An example that the engine refuses (too long a prompt) is logged and left out. `sampling.seed` is replaced
-    by one per completion, made from `seed`: the same seed asks for the same samples.
+    When `should_stop` returns True, or the caller closes the iterator, unfinished groups are aborted and not
+    yielded. An example that the engine refuses (too long a prompt) is logged and left out. `sampling.seed` is
+    replaced by one per completion, made from `seed`: the same seed requests the same samples.
     """
     if not examples:
         return
@@ -152,15 +152,16 @@ def collect(
 
 
 def conversation_rules(tasks: Mapping[str, Task], config: Config) -> ConversationRules:
-    """Returns the rules by which conversations with the tasks that answer back are played."""
+    """Returns the rules for conversations with the tasks that answer back."""
     environments = {name: task for name, task in tasks.items() if is_environment(task)}
     return ConversationRules(environments, config.tasks.turn_timeout_s)
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """The chance that at least one of k answers passes, where `passed` of `samples` did: 1 - C(n-c, k) /
-    C(n, k), the mean over all ways to take k of the n (Chen et al. 2021, section 2.1). To take the share that
-    passed for a probability p, and 1 - (1 - p)^k, is too low on average.
+    """Returns the chance that at least one of k answers passes if `passed` of `samples` did.
+
+    This is 1 - C(n-c, k) / C(n, k), the mean over all ways to take k of the n (Chen et al. 2021, section
+    2.1). Using the passing share p in 1 - (1 - p)^k would be too low on average.
 
     >>> pass_at_k(4, 1, 1), pass_at_k(4, 1, 2), pass_at_k(4, 3, 2)
     (0.25, 0.5, 1.0)
@@ -169,7 +170,7 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
 
 def powers_of_two(most: int) -> list[int]:
-    """1, 2, 4, ... up to `most`.
+    """Returns 1, 2, 4, ... up to `most`.
 
     >>> powers_of_two(10)
     [1, 2, 4, 8]

@@ -1,10 +1,10 @@
-"""The forward passes that all policies on one base share while they train: model, layout and size of batches.
+"""The forward passes that all policies on one base share while they train: model, layout and batch sizes.
 
 samples -> [Forward] -> packing.py (micro-batches), lora_patch.py (whose token it is)
         -> [completion_logprobs] -> log-probability and entropy of every completion token -> trainer.py
 
-Here is what depends on the family of the model: where its hidden states come from and what makes logits of
-them. The arithmetic behind that is in `model/head.py`.
+This module has everything that depends on the model's family: where its hidden states come from, and what
+turns them into logits. The arithmetic behind that is in `model/head.py`.
 """
 
 import logging
@@ -35,7 +35,8 @@ logger = logging.getLogger(__name__)
 PROBE_TOKENS = 8
 SAME_LOGITS = 1e-4
 SAME_LOGITS_HALF = 2e-2
-"""Relative differences up to which two ways to the logits count as one; bf16 rounds at 0.004 per layer."""
+"""The largest relative difference at which two ways to the logits count as equal; bf16 rounds at 0.004 per
+layer."""
 
 
 class Forward:
@@ -52,8 +53,8 @@ class Forward:
         budget: TokenBudget | None = None,
         before_a_batch: Callable[[], None] = lambda: None,
     ) -> None:
-        """`temperature` and `top_p` are those of the sampler. `budget`: the micro-batch that fits; None: as
-        set, or a default. `before_a_batch`: called before each micro-batch, it may take its time."""
+        """`temperature` and `top_p`: the sampler's. `budget`: the micro-batch that fits; None: as set in
+        `config`, or a default. `before_a_batch`: called before each micro-batch; it may block."""
         self._before_a_batch = before_a_batch
         self.temperature = temperature
         self.top_p = top_p
@@ -71,22 +72,23 @@ class Forward:
         self.add(policy)
 
     def add(self, policy: Policy) -> None:
-        """One more policy on the same base."""
+        """Adds a policy on the same base."""
         if policy.peft_model is not self._peft_model:
             raise ModelError("policies that train together must share one loaded base model")
         self._policies[policy.number] = policy
         self._wake(self._policies.values())
-        # One policy needs no route: PEFT's active adapter takes all tokens, also where a layer sees others.
+        # One policy needs no route: PEFT's active adapter takes all tokens, even if a layer sees others.
         mixes = len(self._policies) > 1 and self._fused.covers_all
         self._route = self._fused.route if mixes else None
 
     @property
     def mixes_policies(self) -> bool:
-        """True if tokens of several policies may stand in one batch."""
+        """True if one batch may hold tokens of several policies."""
         return self._route is not None
 
     def batches(self, samples: Sequence[TrainingSample], *, apart: bool = False) -> Iterator[MicroBatch]:
-        """The samples in micro-batches that fit into memory; for `apart`, if so."""
+        """Yields the samples in micro-batches that fit into memory. `apart`: for use with the method
+        `apart`."""
         if self._tells_apart if apart else self.mixes_policies:
             yield from self._batches(samples)
             return
@@ -96,9 +98,9 @@ class Forward:
 
     @contextmanager
     def apart(self, batch: MicroBatch, policy: Policy) -> Iterator[list[dict[Tensor, Tensor]]]:
-        """Forward passes in here are this policy's, whose lists of samples are numbered as policies are
-        elsewhere. Yields, for each number in the batch, the tensors that its tokens meet by the parameter
-        that they are of: their gradients are those of one list."""
+        """Runs forward passes within the block with this policy alone; the samples' policy numbers name lists
+        of samples here. Yields, for each number in the batch, a map from parameters to the tensors that this
+        list's tokens use in their place: their gradients are those of that list."""
         if len(self._policies) > 1:
             self._peft_model.set_adapter(policy.adapter_name)
             self._wake(self._policies.values())
@@ -110,14 +112,14 @@ class Forward:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Be the only one who uses the model, for the length of a `with` block: which adapter is at work is
-        a state of the model, and the policies on one base have a thread each."""
+        """Takes sole use of the model for the length of a `with` block: the active adapter is a state of the
+        model, and each policy on the base has its own thread."""
         with self._turn:
             yield
 
     @contextmanager
     def policies_of(self, batch: MicroBatch) -> Iterator[None]:
-        """Forward and backward in here are those of each token's own policy."""
+        """Runs forward and backward passes within the block with each token's own policy."""
         names = [(self._policies[number].adapter_name, tokens) for number, tokens in batch.tokens_of_policies]
         if self._route is not None:
             with self._route([RoutedTokens(name, tokens) for name, tokens in names]):
@@ -128,14 +130,15 @@ class Forward:
         yield
 
     def logprobs(self, batch: MicroBatch) -> TokenLogprobs:
-        """Log-probabilities and entropies of every completion token. Called inside `policies_of`."""
+        """Returns the log-probability and entropy of every completion token. Call it inside `policies_of`."""
         return completion_logprobs(self._model, batch, self.temperature, head=self._head, top_p=self.top_p)
 
     @torch.no_grad()
     def distributions(self, batch: MicroBatch) -> Callable[[Tensor], Tensor]:
-        """A function to the log-probabilities [R, V] of all tokens at R of the batch's N completion tokens,
-        at the sampler's temperature and over the whole vocabulary; one forward pass is taken now. Called
-        inside `policies_of`; what it returns may be called outside, and has no gradient."""
+        """Runs one forward pass and returns a function from R of the batch's N completion tokens to the
+        log-probabilities [R, V] of all tokens there, at the sampler's temperature and over the whole
+        vocabulary. Call it inside `policies_of`; the returned function may be called outside, and has no
+        gradient."""
         logits_at = completion_logits(self._model, batch, head=self._head)
 
         @torch.no_grad()
@@ -146,54 +149,54 @@ class Forward:
 
     @torch.no_grad()
     def reference_logprobs(self, batch: MicroBatch) -> TokenLogprobs:
-        """`logprobs` under the base model, without any adapter."""
+        """Returns `logprobs` under the base model, without any adapter."""
         if self._route is not None:
             with self._route([RoutedTokens(None, batch.input_ids_BT.numel())]):
                 return self.logprobs(batch)
         with self._peft_model.disable_adapter():
             found = self.logprobs(batch)
-        # Switching the layers on again leaves gradients to the active adapter alone.
+        # Re-enabling the layers leaves gradients to the active adapter alone.
         self._wake(self._policies.values())
         return found
 
     @property
     def budget(self) -> TokenBudget:
-        """The micro-batch, as of now."""
+        """The current micro-batch budget."""
         return self._budget
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Most tokens of one micro-batch, as of now."""
+        """The most tokens of one micro-batch at present."""
         return self._budget.tokens
 
     def until_it_fits(self, longest_sequence: int) -> Iterator["MemoryGuard"]:
-        """Repeat work that may need more memory than there is, in smaller and smaller micro-batches.
+        """Repeats work that may run out of memory, in smaller and smaller micro-batches.
 
-        The work begins from nothing each time, in a function of its own, so that its tensors are gone when it
-        has failed:
+        The work starts from scratch each time, in a function of its own, so that its tensors are freed when
+        it has failed:
 
             for guard in forward.until_it_fits(longest_sequence):
                 with guard:
                     work()
 
-        `longest_sequence` is that of the work, in tokens: no micro-batch can be smaller. Raises ModelError
-        when nothing is left to try.
+        `longest_sequence` is the work's longest, in tokens: no micro-batch can be smaller. Raises ModelError
+        if even the smallest micro-batch does not fit.
         """
         guard = MemoryGuard(partial(self._shrink, longest_sequence))
         yield guard
         while guard.ran_out:
-            # Outside of the guard: what failed is alive as long as its traceback is.
+            # Outside of the guard: the failed tensors live as long as their traceback.
             self.release_memory()
             yield guard
 
     def release_memory(self) -> None:
-        """Gives memory that torch holds for later back to the card."""
+        """Returns memory that torch caches to the card."""
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     @property
     def _tells_apart(self) -> bool:
-        """True if one pass can tell the gradients of several lists of samples apart."""
+        """True if one pass can keep the gradients of several lists of samples apart."""
         return self._fused.covers_all and not self._budget.checkpointing
 
     def _shrink(self, longest_sequence: int, error: BaseException) -> None:
@@ -234,10 +237,10 @@ class Forward:
 
 
 class MemoryGuard:
-    """A `with` block that ends quietly where memory runs out, after micro-batches were made smaller."""
+    """A `with` block that suppresses running out of memory, after micro-batches were made smaller."""
 
     def __init__(self, shrink: Callable[[BaseException], None]) -> None:
-        """`shrink` has the next block need less, or raises what says that it cannot."""
+        """`shrink` makes the next block need less memory, or raises if it cannot."""
         self._shrink = shrink
         self.ran_out = False
         """True if the last block ended because memory ran out."""
@@ -255,7 +258,7 @@ class MemoryGuard:
 
 
 def _as_set(config: TrainingConfig, device: torch.device) -> TokenBudget:
-    """The budget where nobody looked at the memory."""
+    """Returns the budget for when nobody measured the memory."""
     return token_budget(
         None,
         None,
@@ -277,12 +280,13 @@ def completion_logprobs(
     head: nn.Module | None,
     top_p: float = 1.0,
 ) -> TokenLogprobs:
-    """Log-probabilities of the N completion tokens of a batch and the entropies there, float32, in its order.
+    """Returns the log-probabilities of the N completion tokens of a batch and the entropies there, float32,
+    in its order.
 
-    `model` is a causal LM of transformers, with or without injected LoRA layers. `temperature` is the one the
-    tokens were sampled with, and so is `top_p`. With a `head` (see `head_of`) only
-    positions that predict completion tokens pass it, in chunks; without, the model's own forward builds the
-    whole [B, T, vocabulary].
+    `model` is a causal LM of transformers, with or without injected LoRA layers. `temperature` and `top_p`
+    are those the tokens were sampled with. With a `head` (see `head_of`), only positions that predict
+    completion tokens pass through it, in chunks; without one, the model's own forward builds the whole [B, T,
+    vocabulary].
     """
     if head is not None:
         hidden_ND = _predicting(model, batch)
@@ -292,8 +296,8 @@ def completion_logprobs(
 
 
 def completion_logits(model: Any, batch: MicroBatch, *, head: nn.Module | None) -> Callable[[Tensor], Tensor]:
-    """A function to the logits [R, V] at R of the N places that predict completion tokens; one forward pass
-    is taken now. Where there is a `head`, logits are made when they are asked for: ask for few at once."""
+    """Runs one forward pass and returns a function to the logits [R, V] at R of the N places that predict
+    completion tokens. With a `head`, logits are computed on request: ask for few at once."""
     if head is not None:
         hidden_ND = _predicting(model, batch)
         return lambda places_R: head(hidden_ND[places_R])
@@ -310,11 +314,11 @@ def _predicting(model: Any, batch: MicroBatch) -> Tensor:
 
 
 def head_of(model: Any) -> nn.Module | None:
-    """The module that makes logits of the decoder's output, so that they can be made in chunks.
+    """Returns the module that turns the decoder's output into logits, so that they can be made in chunks.
 
     For most families it is the head itself; some multiply, divide or cap its logits, and name the number in
-    their config. None: neither gives the model's logits, so only its whole forward does. What a config says
-    is tried against the model: a small cap does not show where logits are small, so both have to agree.
+    their config. None: neither gives the model's logits, so only its whole forward does. The config's numbers
+    are tried against the model: a small cap does not show where logits are small, so both have to agree.
     """
     head = model.get_output_embeddings()
     config = model.config.get_text_config()
@@ -328,7 +332,7 @@ def head_of(model: Any) -> nn.Module | None:
 
 
 class ScaledHead(nn.Module):
-    """A head whose logits are multiplied, and then pressed into (-cap, cap) by cap * tanh(z / cap)."""
+    """A head whose logits are multiplied, then squashed into (-cap, cap) by cap * tanh(z / cap)."""
 
     def __init__(self, head: nn.Module, multiplier: float, cap: float | None) -> None:
         super().__init__()
@@ -342,7 +346,7 @@ class ScaledHead(nn.Module):
 
 
 def _adjustments(config: Any) -> tuple[float, float | None]:
-    """Factor and cap of the logits by the names that transformers' families have for them."""
+    """Returns factor and cap of the logits, by the names that transformers' families use for them."""
     values = config.to_dict()
     multiplier = float(values.get("logit_scale") or 1.0) / float(values.get("logits_scaling") or 1.0)
     cap = values.get("final_logit_softcapping")

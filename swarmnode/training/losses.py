@@ -1,12 +1,12 @@
-"""The losses by name, one record each: what is clipped, how credit is computed, and what the mean is over.
+"""The losses by name, one record each: the clip, the credit of each answer, and what the mean is over.
 
 scored groups -> [loss_of] -> Loss.advantage -> [group_advantages] -> packing.py -> forward.py
               -> objective.py (a weight for each token) -> [policy_loss] -> backward
 
-Each is a sum over tokens of  weight * surrogate * share,  defined completely by a `Loss`. A share depends on
-its own answer and on the size of the whole optimizer step, never on the micro-batch it came in: however a
-step is split between answers, the gradients of the parts add up to the same one. Your own loss is a `Loss` in
-any importable module: `training.loss = "mymodule:loss"` (configs/README.md).
+Each loss is a sum over tokens of weight * surrogate * share, defined completely by a `Loss`. A token's share
+depends only on its own answer and on the size of the whole optimizer step, never on its micro-batch: however
+a step is split between answers, the gradients of the parts add up to the same one. Your own loss is a `Loss`
+in any importable module: `training.loss = "mymodule:loss"` (configs/README.md).
 
 theta is the policy being trained, prox the one before the round's first update. The weight of a token
 (objective.py) accounts for the policy that sampled it: with k = prox / mu as weight, grpo, dapo and dr_grpo
@@ -28,23 +28,24 @@ from swarmnode.settings.config import TrainingConfig
 from swarmnode.types import has_gradient, spread_of
 
 EPSILON = 1e-4
-"""Keeps the division finite. Small against the spread of 0/1 rewards (at least 0.04 in a group of 512)."""
+"""Keeps the division finite. Small compared to the spread of 0/1 rewards (at least 0.04 in a group of
+512)."""
 
 MAX_LOG_RATIO = 20.0
-"""Bound of every log-ratio before it is exponentiated. exp(20) = 5e8 lies far beyond any clip, and its
-square, which a gradient norm takes, is still finite in float32."""
+"""Bound of every log-ratio before it is exponentiated. exp(20) = 5e8 is far beyond any clip, and its square,
+which a gradient norm needs, is still finite in float32."""
 
 Advantage = Callable[[Sequence[float]], Sequence[float]]
-"""Function from the rewards of a group, at least two and not all equal, to as many advantages."""
+"""Maps the rewards of a group, at least two and not all equal, to as many advantages."""
 
 MeanOver = Literal["tokens", "answers", "answer_sums", "answers_at_full_length"]
-"""What a loss is averaged over: all tokens of the step; or its answers, each counted by the mean over its
-tokens, by their sum, or by their sum divided by the longest answer that the sampler allows."""
+"""The items that a loss is averaged over: all tokens of the step; or its answers, each counted as the mean of
+its tokens, as their sum, or as their sum divided by the longest answer that the sampler allows."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """N completion tokens of whole answers, one answer after the other. All values are finite."""
+    """N completion tokens of whole answers, one answer after another. All values are finite."""
 
     logprobs_N: Tensor
     """Log-probabilities under theta, with gradient."""
@@ -68,16 +69,16 @@ class StepSize:
     sequences: int
     tokens: int
     max_tokens: int
-    """Longest answer that the sampler allows (`rollout.max_tokens`)."""
+    """The longest answer that the sampler allows (`rollout.max_tokens`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossOutput:
-    """A loss to call backward on, and measurements without gradient, all scalars that can be summed."""
+    """A loss to call backward on, and measurements without gradient. All are scalars that can be summed."""
 
     loss: Tensor
     clipped: Tensor
-    """Number of tokens that were clipped: their gradient is removed, or with cispo bounded."""
+    """Number of tokens that were clipped: their gradient is removed or, with cispo, bounded."""
     kl: Tensor | None
     """Sum over tokens of the estimated KL divergence to the base, in nats. None: no reference."""
     entropy: Tensor | None
@@ -120,20 +121,21 @@ class Loss:
     """
 
     surrogate: Callable[[TokenBatch, Clip], Surrogate]
-    """Function that returns the objective of each token. It may use only the token's own answer: which others
-    are in the micro-batch is arbitrary."""
+    """Returns the objective of each token. It may use only the token's own answer: the other answers in the
+    micro-batch are arbitrary."""
     advantage: Advantage
-    """Function from the rewards of a group's answers to their credit."""
+    """Maps the rewards of a group's answers to their credit."""
     mean_over: MeanOver
     clip: Clip = Clip(0.2, 0.28)
     """The clip passed to `surrogate`: wider above than below, as in DAPO."""
 
     def counted(self, *, answers: int, tokens: int) -> int:
-        """Returns how much a step, or any part of it, counts in the mean: its tokens or its answers."""
+        """Returns the contribution of a step, or any part of it, to the mean's denominator: its tokens or its
+        answers."""
         return tokens if self.mean_over == "tokens" else answers
 
     def share_N(self, batch: TokenBatch, step: StepSize) -> Tensor:
-        """The share of each token of a micro-batch in the mean over a step of size `step`. [N]"""
+        """Returns each token's share in the mean over a step of size `step`. [N]"""
         counted = self.counted(answers=step.sequences, tokens=step.tokens)
         match self.mean_over:
             case "tokens" | "answer_sums":
@@ -147,8 +149,8 @@ class Loss:
 def policy_loss(batch: TokenBatch, step: StepSize, config: TrainingConfig) -> LossOutput:
     """Returns the loss of one micro-batch of an optimizer step of size `step`, by `config.loss`.
 
-    Minus the objective, plus `kl_coef` times the KL divergence to the base, which is weighted and averaged
-    like the objective. Raises ValueError if the coefficient needs values that the batch does not have.
+    The loss is minus the objective, plus `kl_coef` times the KL divergence to the base, which is weighted and
+    averaged like the objective. Raises ValueError if `kl_coef` needs values that the batch does not have.
     """
     loss = loss_of(config.loss)
     surrogate = loss.surrogate(batch, loss.clip)
@@ -167,18 +169,18 @@ def policy_loss(batch: TokenBatch, step: StepSize, config: TrainingConfig) -> Lo
 
 
 def kl_to_reference(logprobs_N: Tensor, reference_N: Tensor) -> Tensor:
-    """KL(theta || base) per token, estimated as q - 1 - log q with q = base / theta (Schulman 2020, k3). [N]
+    """Estimates KL(theta || base) per token as q - 1 - log q with q = base / theta (Schulman 2020, k3). [N]
 
-    Never negative, and its mean over tokens of theta is the divergence. Its gradient is that of another one:
-    the mean of (1 - q) grad log theta over tokens of theta is the gradient of KL(base || theta), which pulls
-    theta over all that the base does. It is what GRPO descends (Shao et al. 2024, equation 4).
+    Never negative, and its mean over tokens of theta is the divergence. Its gradient is not that of this
+    divergence: the mean of (1 - q) grad log theta over tokens of theta is the gradient of KL(base || theta),
+    which makes theta cover everything that the base does. GRPO descends it (Shao et al. 2024, equation 4).
     """
     log_ratio_N = (reference_N - logprobs_N).clamp(max=MAX_LOG_RATIO)
     return log_ratio_N.expm1() - log_ratio_N
 
 
 def _per_answer(batch: TokenBatch, sequences: int) -> Tensor:
-    """Shares by which an answer counts 1 / sequences, and its tokens alike. [N]"""
+    """Returns shares that count each answer as 1 / sequences, and its tokens equally. [N]"""
     lengths_B = _lengths(batch)
     return (1 / (sequences * lengths_B.to(batch.logprobs_N.dtype))).repeat_interleave(lengths_B)
 
@@ -191,7 +193,7 @@ def _lengths(batch: TokenBatch) -> Tensor:
     return torch.tensor(batch.lengths, device=batch.logprobs_N.device)
 
 
-# ---- what each token adds ----
+# ---- the objective of each token ----
 
 
 def by_token(batch: TokenBatch, clip: Clip) -> Surrogate:
@@ -200,7 +202,7 @@ def by_token(batch: TokenBatch, clip: Clip) -> Surrogate:
 
 
 def by_geometric_mean(batch: TokenBatch, clip: Clip) -> Surrogate:
-    """PPO's clipped surrogate of a ratio per answer, the geometric mean of the ratios of its tokens.
+    """PPO's clipped surrogate of one ratio per answer, the geometric mean of the ratios of its tokens.
 
     Zheng et al. 2025 (GSPO), equations 5 and 7, in the form of GSPO-token (section 4.3), which has the same
     value and gradient and lets single tokens carry weights. Such a ratio moves far less than that of a token:
@@ -214,8 +216,8 @@ def by_clipped_weight(batch: TokenBatch, clip: Clip) -> Surrogate:
     """REINFORCE with the ratio of a token as a clipped weight: no token loses its gradient.
 
     MiniMax 2025 (MiniMax-M1), section 3.1, equations 4 and 5: sg(clip(ratio)) * advantage * log-probability.
-    As in the paper's runs only the upper clip is used: a lower one would raise the weights of tokens that the
-    policy has already turned away from.
+    As in the paper's runs, only the upper clip is used: a lower one would raise the weights of tokens that
+    the policy has already moved away from.
     """
     ratio_N = _log_ratio(batch).clamp(max=MAX_LOG_RATIO).exp()
     weight_N = ratio_N.clamp(max=1 + clip.high)
@@ -226,12 +228,12 @@ def by_product(batch: TokenBatch, clip: Clip) -> Surrogate:
     """REINFORCE on whole answers: an answer is one action, its log-probability the sum over its tokens.
 
     Ahmadian et al. 2024 (Back to basics), the RLOO estimator: the mean over answers of advantage * grad
-    log-probability, with the mean reward of the others as baseline. That is the gradient while theta is prox.
-    Later optimizer steps of a round importance-sample it: times the ratio of the whole answer, which is the
-    product of its tokens' ratios, under PPO's clip. The product moves the more the longer the answer, so an
+    log-probability, with the mean reward of the others as baseline. This is the gradient while theta is prox.
+    Later optimizer steps of a round importance-sample it: they multiply by the ratio of the whole answer, the
+    product of its tokens' ratios, under PPO's clip. The longer the answer, the more the product moves, so an
     answer of hundreds of tokens is soon clipped: give this loss large steps.
 
-    The value of the surrogate is that of the answer at each of its tokens; its gradient is the stated one.
+    The surrogate has the value of the whole answer at each of its tokens; its gradient is the stated one.
     """
     sum_N = _over_answers(batch, _log_ratio(batch), torch.sum)
     return _clipped(batch, _ratio(batch, sum_N), clip)
@@ -250,17 +252,18 @@ def _log_ratio(batch: TokenBatch) -> Tensor:
 
 
 def _ratio(batch: TokenBatch, log_ratio_N: Tensor) -> Tensor:
-    """exp(log_ratio), whose gradient at a token is itself times that of the token's own log-probability. [N]
+    """Returns exp(log_ratio), whose gradient at a token is itself times that of the token's log-probability.
+    [N]
 
-    For the ratio of a token that is its gradient. For one of a whole answer it is the token's part of it. The
-    bound leaves the gradient its direction: a bad token that became far too likely is still pushed down.
+    For the ratio of a token, this is its gradient. For the ratio of a whole answer, it is the token's part of
+    it. The bound keeps the gradient's direction: a bad token that became far too likely is still pushed down.
     """
     value_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     return value_N * (batch.logprobs_N - batch.logprobs_N.detach()).exp()
 
 
 def _over_answers(batch: TokenBatch, values_N: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
-    """The sum or mean over each answer, at every token of it. [N]"""
+    """Returns the sum or mean over each answer, at every token of it. [N]"""
     reduced_B = torch.stack([reduce(answer) for answer in values_N.split(list(batch.lengths))])
     return reduced_B.repeat_interleave(_lengths(batch))
 
@@ -269,10 +272,10 @@ def _over_answers(batch: TokenBatch, values_N: Tensor, reduce: Callable[[Tensor]
 
 
 def group_advantages(rewards: Sequence[float | None], advantage: Advantage) -> list[float | None] | None:
-    """One advantage per completion of a group.
+    """Returns one advantage per completion of a group.
 
-    Unscored completions (None) stay out of every mean and get None. Returns None for the whole group when
-    fewer than two were scored or all scored rewards are equal: a zero-advantage group has no gradient. Raises
+    Unscored completions (None) stay out of every mean and get None. Returns None for the whole group if fewer
+    than two were scored or all scored rewards are equal: a zero-advantage group has no gradient. Raises
     ConfigError if `advantage`, which may be a user's, does not return as many finite numbers.
 
     >>> group_advantages([1.0, 0.0, None, 1.0, 0.0], standardised)
@@ -308,8 +311,8 @@ def standardised(rewards: Sequence[float]) -> list[float]:
 
 
 def centred(rewards: Sequence[float]) -> list[float]:
-    """reward - mean: Dr. GRPO (Liu et al. 2025, section 3.2). Dividing by the standard deviation makes
-    questions that are nearly always or nearly never answered right count more than the others.
+    """reward - mean: Dr. GRPO (Liu et al. 2025, section 3.2). Dividing by the standard deviation would give
+    more weight to questions that are nearly always or nearly never answered right.
 
     >>> centred([2.0, 0.0])
     [1.0, -1.0]
@@ -321,7 +324,7 @@ def centred(rewards: Sequence[float]) -> list[float]:
 def against_the_others(rewards: Sequence[float]) -> list[float]:
     """reward - mean of the others' rewards: RLOO (Kool et al. 2019; Ahmadian et al. 2024, section 3.3).
 
-    The baseline does not depend on the answer it judges, so the policy gradient stays unbiased. It is
+    The baseline does not depend on the answer it judges, so the policy gradient stays unbiased. It equals
     `centred` times G / (G - 1).
 
     >>> against_the_others([2.0, 0.0, 0.0])
@@ -334,8 +337,8 @@ def against_the_others(rewards: Sequence[float]) -> list[float]:
 # ---- the losses by name ----
 
 GRPO = Loss(by_token, standardised, "answers", Clip(0.2, 0.2))
-"""Shao et al. 2024 (DeepSeekMath), section 4.1.1, equation 3, with PPO's clip. There the mean is over the
-answers of one group; with groups of one size the mean over all answers of a step is the same."""
+"""Shao et al. 2024 (DeepSeekMath), section 4.1.1, equation 3, with PPO's clip. The paper averages over the
+answers of one group; with groups of one size, the mean over all answers of a step is the same."""
 
 DR_GRPO = Loss(by_token, centred, "answers_at_full_length", Clip(0.2, 0.2))
 """GRPO without its bias for short right and long wrong answers: every token counts 1 / max_tokens, and the

@@ -1,24 +1,24 @@
-"""The objective of a micro-batch: the loss to call backward on, and what is measured of its tokens.
+"""The objective of a micro-batch: the loss to call backward on, and measurements of its tokens.
 
 trainer.py, pipeline stages -> [objective] -> token_weights.py -> losses.py -> LossOutput
                                     |
                                     +-> off_policy.py (MeasuredTokens) -> TrainReport
 
-Here is all that is true of a token's part in learning, wherever its log-probabilities were computed: whoever
-sampled it is accounted for by its weight, and what lies too far back counts nothing. Tokens of several
-policies may share the micro-batch; each policy's objective sees its own `Share`.
+This module defines a token's part in learning, wherever its log-probabilities were computed: its weight
+accounts for the policy that sampled it. Tokens of several policies may share the micro-batch; each policy's
+objective sees its own `Share`.
 
-Three policies: mu sampled the token and its log-probability was recorded then; prox is the trainer's before
-the round's first update; theta is being trained. The clip bounds theta / prox. The weight, a function of
-k = prox / mu, corrects for mu (token_weights.py) and carries no gradient. mu may be an older version, several
-versions in one completion, or stale keys and values: its record is that of the process that sampled, so k is
-exact. All three are what tokens are drawn from: tempered, and with top-p each cut to its own nucleus and
-renormalised (model/nucleus.py), so that on policy k is 1. A token that is outside prox's counts as its least
-likely member. Only the token is weighted, not how likely its prefix was: that product would have no bounded
-variance.
+Three policies: mu sampled the token, and its log-probability was recorded then; prox is the trainer's before
+the round's first update; theta is being trained. The clip bounds theta / prox. The weight, a function of k =
+prox / mu, corrects for mu (token_weights.py) and carries no gradient. mu may be an older version, several
+versions in one completion, or stale keys and values: the sampling process made the record, so k is exact. All
+three are the distributions that tokens are drawn from: tempered and, with top-p, each cut to its own nucleus
+and renormalised (model/nucleus.py), so k is 1 on policy. A token outside prox's nucleus counts as its least
+likely member. The weight covers only the token, not the likelihood of its prefix: that product would have no
+bounded variance.
 
-Who sampled the tokens of a stranger, or of an answer that is replayed, is not known: they count in full, or
-are shaped by how likely they are to prox. They are not measured either: a stranger's come without
+Nobody knows which policy sampled the tokens of a stranger or of a replayed answer: they count in full, or are
+shaped by their likelihood under prox. They are not measured either: a stranger's tokens have no
 log-probabilities, and their versions cannot be compared with ours.
 """
 
@@ -38,14 +38,14 @@ from swarmnode.training.token_weights import own_weights, token_weights
 
 @dataclass(frozen=True, slots=True)
 class ScoredTokens:
-    """The N completion tokens of a micro-batch with all the log-probabilities that a loss may ask for."""
+    """The N completion tokens of a micro-batch with all the log-probabilities that a loss may need."""
 
     current: TokenLogprobs
     """Log-probabilities and entropies under the policy being trained, with gradient."""
     prox_N: Tensor
     """Log-probabilities under the policy before the round's first update, without gradient."""
     reference_N: Tensor | None
-    """Log-probabilities under the base model, without gradient. None: not wanted."""
+    """Log-probabilities under the base model, without gradient. None: not needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ class Share:
     policy: int
     completion_lengths: Sequence[int]
     tokens: slice
-    """Its places among the N completion tokens."""
+    """The policy's places among the N completion tokens."""
     own: slice
-    """Its places among the M of them that our engine sampled."""
+    """The policy's places among the M of them that our engine sampled."""
 
 
 def objective(
@@ -69,10 +69,10 @@ def objective(
     *,
     version: int,
 ) -> tuple[LossOutput, MeasuredTokens]:
-    """One policy's loss of a micro-batch, and what is measured of the tokens that its engine sampled.
+    """Returns one policy's loss of a micro-batch, and measurements of the tokens that its engine sampled.
 
-    `step` is the size of the policy's whole optimizer step; `version` its newest at the start of the round,
-    from which the age of a token counts.
+    `step` is the size of the policy's whole optimizer step; `version` is its newest at the start of the
+    round, from which the age of a token is counted.
     """
     prox_N, own_mask_N = scored.prox_N[share.tokens], batch.own.mask_N[share.tokens]
     log_ratio_M = prox_N[own_mask_N] - batch.own.logprobs_M[share.own]
@@ -98,7 +98,8 @@ def objective(
 
 
 def shares_of(batch: MicroBatch) -> Iterator[Share]:
-    """One share per policy, in the batch's order: samples of one policy are neighbours, so its tokens are."""
+    """Yields one share per policy, in the batch's order: samples of one policy, and so its tokens, are
+    contiguous."""
     tokens = own = 0
     for policy, members in groupby(batch.samples, key=lambda sample: sample.policy):
         samples = list(members)

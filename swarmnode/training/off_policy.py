@@ -1,4 +1,4 @@
-"""The distance between the tokens of a round and the policy that they trained.
+"""Measures the distance between the tokens of a round and the policy that they trained.
 
 objective.py -> [MeasuredTokens] -> [with_off_policy] -> TrainReport
 """
@@ -15,12 +15,12 @@ from swarmnode.training.records import TrainReport
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTokens:
-    """M own tokens of a round, on the CPU."""
+    """M of our own tokens of a round, on the CPU."""
 
     log_ratio_M: Tensor
     """log k, float64."""
     age_M: Tensor
-    """Versions between the one that sampled the token and the newest at the start of the round."""
+    """Number of versions between the one that sampled the token and the newest at the start of the round."""
     stale_M: Tensor
     """True for tokens that were sampled with keys and values of an older version."""
     corrected_M: Tensor
@@ -28,11 +28,12 @@ class MeasuredTokens:
 
 
 def with_off_policy(report: TrainReport, parts: Sequence[MeasuredTokens]) -> TrainReport:
-    """The report with its off-policy fields over the tokens of all parts. Without tokens they stay None."""
+    """Returns the report with its off-policy fields over the tokens of all parts. Without tokens they stay
+    None."""
     if not any(len(part.log_ratio_M) for part in parts):
         return report
     tokens = _joined(parts)
-    # Here engine and trainer hold the same weights and keys: what differs is their arithmetic alone.
+    # Here engine and trainer hold the same weights and keys: only their arithmetic differs.
     same_policy_M = (tokens.age_M == 0) & ~tokens.stale_M
     engine_ratio_M = tokens.log_ratio_M[same_policy_M]
     return msgspec.structs.replace(
@@ -50,17 +51,17 @@ def with_off_policy(report: TrainReport, parts: Sequence[MeasuredTokens]) -> Tra
 
 
 def effective_sample_size(log_ratio_M: Tensor) -> float:
-    """(sum k)^2 / (M sum k^2): the share of on-policy tokens that would estimate as well (Kish 1965)."""
-    # A common factor of all k cancels; without it the largest is 1 and nothing overflows.
+    """(sum k)^2 / (M sum k^2): the share of on-policy tokens that would estimate equally well (Kish 1965)."""
+    # A common factor of all k cancels; dividing by the largest keeps everything finite.
     ratio_M = (log_ratio_M - log_ratio_M.max()).exp()
     return float(ratio_M.sum() ** 2 / (len(ratio_M) * ratio_M.square().sum()))
 
 
 def kl_estimate(log_ratio_M: Tensor) -> float | None:
-    """Estimate of KL(mu || prox) from tokens that mu sampled: mean of k - 1 - log k (Schulman 2020, k3).
+    """Estimates KL(mu || prox) from tokens that mu sampled: mean of k - 1 - log k (Schulman 2020, k3).
 
-    Unbiased, because E_mu[-log k] is KL(mu || prox) and E_mu[k] = sum of prox = 1; and no token adds less
-    than zero, so a small divergence is not lost in noise of both signs. None without tokens.
+    Unbiased, because E_mu[-log k] is KL(mu || prox) and E_mu[k] = sum of prox = 1. No token adds less than
+    zero, so a small divergence is not lost in noise of both signs. None without tokens.
 
     >>> kl_estimate(torch.zeros(3))
     0.0

@@ -1,15 +1,15 @@
-"""Completions with credit become the micro-batches of one optimizer step.
+"""Packs completions with credit into the micro-batches of one optimizer step.
 
 round.py -> [packing] -> model/layout.py, model/attention.py -> forward.py -> losses.py
 
-Packed, the samples of a micro-batch follow each other in one row without a pad, and those with one prompt
-share its tokens: the prompt stands once, each completion behind it (see layout.py). A model that does not
-compute the same that way gets rows padded on the right, each with its own prompt: positions count from 0, and
-under causal attention no real token ever sees a pad. Either way a sample's log-probabilities are those it has
-alone.
+If packed, the samples of a micro-batch follow each other in one row without pads, and samples with the same
+prompt share its tokens: the prompt appears once, with each completion after it (see layout.py). A model that
+computes something else that way gets rows padded on the right, each with its own prompt: positions count from
+0, and under causal attention no real token ever sees a pad. Either way a sample has the same
+log-probabilities as alone.
 
-What an environment wrote into a completion is in the row, as the policy read it there. It is no target, has
-no credit and counts in no mean: N counts the tokens that are learned.
+Text that an environment wrote into a completion stays in the row, as the policy read it there. It is not a
+target, has no credit and counts in no mean: N counts only the tokens that are learned.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,11 +26,11 @@ from swarmnode.model.layout import PackedLayout, packed_layout
 from swarmnode.types import RolloutGroup, Span, Stretch, sampled_places
 
 MOST_KEYS_PER_TOKEN = 4
-"""Attention repeats the keys and values of a shared prompt for every completion, and the backward pass needs
-them all: at most this many for each token of the budget. With Qwen3-0.6B's widths a token's activations are
-20 thousand numbers a layer and a key with its value 2 thousand: a third more memory at worst. Large groups
-whose prompt is more than 3 times as long as their completions feel it: their micro-batches hold fewer tokens.
-"""
+"""The most keys per token of the budget. Attention repeats the keys and values of a shared prompt for every
+completion, and the backward pass needs them all. With Qwen3-0.6B's widths a token's activations are 20
+thousand numbers per layer and a key with its value 2 thousand: a third more memory at worst. The bound only
+affects large groups whose prompt is more than 3 times as long as their completions: their micro-batches hold
+fewer tokens."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,14 @@ class TrainingSample:
     """Log-probabilities recorded when the tokens were sampled. None: a stranger sampled them, or they are
     replayed."""
     spans: tuple[Span, ...]
-    """Which policy version sampled which tokens. A stranger's versions cannot be compared with ours."""
+    """The policy version that sampled each run of tokens. A stranger's versions cannot be compared with
+    ours."""
     policy: int = 0
-    """Which of the node's policies learns from it."""
+    """The number of the node's policy that learns from it."""
     shaped: bool = False
-    """Its tokens count by `token_weights.shaped_weights`. Only without behaviour log-probabilities."""
+    """Weight its tokens by `token_weights.shaped_weights`. Only without behaviour log-probabilities."""
     given: tuple[Stretch, ...] = ()
-    """Completion tokens that are read and not learned: an environment wrote them."""
+    """Completion tokens that are read but not learned, because an environment wrote them."""
 
     @cached_property
     def length(self) -> int:
@@ -64,46 +65,46 @@ class TrainingSample:
 
 @dataclass(frozen=True, slots=True)
 class OwnTokens:
-    """M of the N learned tokens of a batch, those that our own engine sampled, in the batch's order."""
+    """M of the N learned tokens of a batch: those that our own engine sampled, in the batch's order."""
 
     mask_N: Tensor
-    """True where a learned token is one of them."""
+    """True for each learned token that our own engine sampled."""
     logprobs_M: Tensor
-    """Log-probabilities recorded when they were sampled."""
+    """Log-probabilities recorded when the tokens were sampled."""
     versions_M: Tensor
-    """The policy version that sampled the token. On the CPU, only measured with; `stale_M` too."""
+    """The policy version that sampled the token. On the CPU, for measurement only, like `stale_M`."""
     stale_M: Tensor
-    """True where the token was sampled with keys and values of an older version."""
+    """True if the token was sampled with keys and values of an older version."""
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Samples that pass the model together: packed [1, T], or right-padded [B, T]."""
+    """Samples that pass through the model together: packed [1, T], or right-padded [B, T]."""
 
     samples: tuple[TrainingSample, ...]
-    """Samples in the order of the batch; those of one policy are neighbours."""
+    """Samples in the order of the batch; those of one policy are contiguous."""
     input_ids_BT: Tensor
     predictors_N: Tensor
-    """Which of the flattened B*T positions predict tokens that are learned: the one before each of them. The
-    last token of a shared prompt is there once for every completion."""
+    """The flattened B*T positions that predict learned tokens: the one before each of them. The last token of
+    a shared prompt appears once for every completion."""
     targets_N: Tensor
     """The predicted tokens, EOS included, sample after sample."""
     own: OwnTokens
     shaped_N: Tensor | None
-    """True where a token counts by `token_weights.shaped_weights`. None: nowhere."""
+    """True for tokens that count by `token_weights.shaped_weights`. None: there are none."""
     advantages_N: Tensor
     """The sample's advantage at each of its learned tokens."""
     completion_lengths: list[int]
     """Learned tokens per sample; they add up to N."""
     tokens_of_policies: tuple[tuple[int, int], ...]
-    """(policy, how many of the flattened B*T tokens are its), in order; pads belong to their row's policy."""
+    """(policy, number of the flattened B*T tokens it owns), in order; pads belong to their row's policy."""
     layout: PackedLayout | None
-    """Places of the packed samples. None: padded."""
+    """Places of the packed samples. None: the batch is padded."""
 
     def forward_arguments(self) -> dict[str, Any]:
         """Returns the arguments of the decoder, or of the whole causal LM.
 
-        Padded, positions are left to the model: they count from 0, and some families take none.
+        For padded batches, positions are left to the model: they count from 0, and some families take none.
         """
         if self.layout is None:
             return {"input_ids": self.input_ids_BT, "use_cache": False}
@@ -117,8 +118,8 @@ def credited_samples(
     *,
     policy: int = 0,
 ) -> list[TrainingSample]:
-    """Returns the trainable completions of a group with these advantages. Aborted and empty ones are left
-    out, and those whose advantage is None; their group-mates keep theirs."""
+    """Returns the trainable completions of a group with these advantages. Leaves out aborted and empty ones,
+    and those whose advantage is None; the rest of the group keeps its advantages."""
     return [
         TrainingSample(prompt_ids, c.token_ids, advantage, c.logprobs, c.spans, policy, given=c.given)
         for c, advantage in zip(group.completions, advantages, strict=True)
@@ -127,7 +128,7 @@ def credited_samples(
 
 
 def completion_tokens(samples: Sequence[TrainingSample]) -> int:
-    """Tokens that are learned: those of all completions that no environment wrote.
+    """Returns the number of learned tokens: all completion tokens that no environment wrote.
 
     >>> completion_tokens([])
     0
@@ -143,12 +144,12 @@ def micro_batches(
     packed: bool,
     round_up: bool = False,
 ) -> Iterator[MicroBatch]:
-    """Batches of at most `max_tokens` tokens, padding included; a single longer sample travels alone.
-    `round_up`: a packed row that has room for it gets `spare_tokens` at its end, of which nobody learns.
+    """Yields batches of at most `max_tokens` tokens, padding included; a longer sample gets a batch of its
+    own. `round_up`: appends `spare_tokens` pads to a packed row if there is room; nobody learns from them.
 
-    Packed, the model must be one that `prepare_for_packing` accepted. Samples of one policy with one prompt
-    then stay together as far as they fit, and a prompt counts once per batch. The largest come first: what
-    does not fit into memory fails at once. Raises EngineError for a sample without prompt or completion.
+    `packed` needs a model that `prepare_for_packing` accepted. Samples of one policy with one prompt then
+    stay together as far as they fit, and a prompt counts once per batch. The largest batches come first, so
+    that a lack of memory shows at once. Raises EngineError for a sample without prompt or completion.
     """
     if any(not sample.prompt_ids or not sample.learned for sample in samples):
         raise EngineError("a training sample needs at least one prompt and one completion token")
@@ -163,10 +164,10 @@ def micro_batches(
 
 
 def first_fit_decreasing(lengths: Sequence[int], capacity: int, *, padded: bool = False) -> list[list[int]]:
-    """Indices of `lengths` in bins: longest first, each into the first bin where it still fits.
+    """Returns the indices of `lengths` in bins: longest first, each in the first bin where it still fits.
 
-    At most 11/9 of the fewest bins plus 6/9 (Dosa 2007). Padded, an item fills a whole row as wide as the
-    bin's longest. An item beyond the capacity gets a bin of its own. Equal lengths keep their order.
+    Uses at most 11/9 of the fewest bins plus 6/9 (Dosa 2007). If `padded`, an item fills a whole row as wide
+    as the bin's longest. An item beyond the capacity gets a bin of its own. Equal lengths keep their order.
 
     >>> first_fit_decreasing([3, 7, 5, 2], capacity=10)
     [[1, 0], [2, 3]]
@@ -174,7 +175,7 @@ def first_fit_decreasing(lengths: Sequence[int], capacity: int, *, padded: bool 
     bins: list[list[int]] = []
     room: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        # What one more item takes of each bin.
+        # The room that one more item takes in each bin.
         takes = [lengths[bin_[0]] for bin_ in bins] if padded else [lengths[index]] * len(bins)
         found = next((n for n, left in enumerate(room) if takes[n] <= left), None)
         if found is None:
@@ -187,7 +188,8 @@ def first_fit_decreasing(lengths: Sequence[int], capacity: int, *, padded: bool 
 
 
 def _by_prompt(samples: Sequence[TrainingSample]) -> list[list[TrainingSample]]:
-    """Samples that share a prompt, longest first, in the order in which their prompts come up."""
+    """Groups samples by policy and prompt, each group longest first, in the order in which prompts first
+    appear."""
     found: dict[tuple[int, tuple[int, ...]], list[TrainingSample]] = {}
     for sample in samples:
         found.setdefault((sample.policy, sample.prompt_ids), []).append(sample)
@@ -195,32 +197,33 @@ def _by_prompt(samples: Sequence[TrainingSample]) -> list[list[TrainingSample]]:
 
 
 def _parts(mates: Sequence[TrainingSample], max_tokens: int) -> Iterator[list[TrainingSample]]:
-    """All samples with one prompt, longest first, or as few parts of them as can be: each has the prompt."""
+    """Yields all samples with one prompt, longest first, in as few parts as possible: each part repeats the
+    prompt."""
     if len(mates) == 1:
         yield [*mates]
         return
     room = max_tokens - len(mates[0].prompt_ids)
     most = max(1, MOST_KEYS_PER_TOKEN * max_tokens // mates[0].length)
     for bin_ in first_fit_decreasing([len(sample.completion_ids) for sample in mates], room):
-        # Evenly: a last part of one sample would have the prompt for itself.
+        # Evenly: a last part of one sample would have the prompt to itself.
         count = -(-len(bin_) // most)
         yield from ([mates[index] for index in bin_[number::count]] for number in range(count))
 
 
 def _size(mates: Sequence[TrainingSample]) -> int:
-    """Returns the tokens of a budget that samples with one prompt take; more than their own if they have many
-    keys."""
+    """Returns the share of a batch's token budget that samples with one prompt take; more than their number
+    of tokens if they have many keys."""
     prompt = len(mates[0].prompt_ids)
     keys = sum(sample.length for sample in mates)
     return max(keys - (len(mates) - 1) * prompt, -(-keys // MOST_KEYS_PER_TOKEN))
 
 
 def spare_tokens(tokens: int) -> int:
-    """Returns the pads that make the length of a row one of 16 between a power of two and the next.
+    """Returns the number of pads that make a row's length one of 16 between a power of two and the next.
 
-    A number of rows that was not seen lately is dear in bfloat16: oneDNN makes itself ready for it, half a
-    millisecond per product, and memory that was freed does not suit, so that the system hands out fresh
-    pages: together a third of a step. With at most 6 % of pads, 2 % on average, there are few such numbers.
+    A number of rows that was not used recently is expensive in bfloat16: oneDNN prepares itself for it, half
+    a millisecond per product, and freed memory does not fit, so the system hands out fresh pages: together a
+    third of a step. At most 6 % of pads, 2 % on average, keep the number of such lengths small.
 
     >>> spare_tokens(2049), spare_tokens(2048), spare_tokens(1001), spare_tokens(9)
     (127, 0, 23, 0)
@@ -229,7 +232,8 @@ def spare_tokens(tokens: int) -> int:
 
 
 def _packed(samples: Sequence[TrainingSample], device: torch.device, room: int) -> MicroBatch:
-    """One row: each prompt, then the completions that share it, then pads if they fit into `room` tokens."""
+    """Returns one row: each prompt, then the completions that share it, then pads if they fit into `room`
+    tokens."""
     ordered: list[TrainingSample] = []
     row: list[int] = []
     lengths: list[int] = []
@@ -254,7 +258,7 @@ def _packed(samples: Sequence[TrainingSample], device: torch.device, room: int) 
         ordered += mates
         per_policy.append((mates[0].policy, len(row) - begin))
     if 0 < (spare := spare_tokens(len(row))) <= room - len(row):
-        # As long as the first run, so that they fill rows of a box that is there anyway.
+        # As long as the first run, so that they fill rows of an existing box.
         pads = [min(lengths[0], spare - start) for start in range(0, spare, lengths[0])]
         row += [0] * spare
         lengths += pads
@@ -266,8 +270,8 @@ def _packed(samples: Sequence[TrainingSample], device: torch.device, room: int) 
 
 
 def _padded(samples: Sequence[TrainingSample], device: torch.device) -> MicroBatch:
-    """One row for each sample, padded on the right."""
-    # A stable sort: inside a policy, longest first.
+    """Returns a batch with one row per sample, padded on the right."""
+    # A stable sort: within a policy, longest first.
     samples = sorted(samples, key=lambda sample: sample.policy)
     width = max(sample.length for sample in samples)
     rows = [[*s.prompt_ids, *s.completion_ids, *[0] * (width - s.length)] for s in samples]

@@ -17,7 +17,7 @@ from swarmnode.errors import CheckpointError
 class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     """The report of one round of training. None means that there was nothing to measure.
 
-    Own tokens are the tokens of our own completions in every optimizer step that was taken.
+    Own tokens are the tokens of our own completions in every optimizer step taken.
     """
 
     own_groups: int = 0
@@ -123,7 +123,8 @@ class Counters(msgspec.Struct, kw_only=True):
     external_groups_trained: dict[str, int] = {}
 
     def of_other_tasks(self) -> "Counters":
-        """The numbers of a run that goes on with other tasks: what was measured of it was of those before."""
+        """Returns the numbers for a run that continues with other tasks, without measurements of the former
+        ones."""
         anew = {"reward_first": None, "reward_last": None, "evaluated_round": None}
         return msgspec.structs.replace(self, **anew)
 
@@ -133,7 +134,7 @@ OTHERS = "others"
 
 
 def tally(counts: Mapping[str, int], authors: Iterable[str]) -> dict[str, int]:
-    """Add one per author, keeping the largest MOST_AUTHORS apart and the rest together.
+    """Adds one per author, keeping the largest MOST_AUTHORS separate and the rest together.
 
     Peer ids cost nothing, so a swarm could name any number of them, and every count is kept for good.
 
@@ -155,7 +156,7 @@ STATE = "state.json"
 
 
 class DamagedCheckpoint(CheckpointError):
-    """Its files are not those that were written."""
+    """A checkpoint whose files differ from those that were written."""
 
 
 class Measure(msgspec.Struct, frozen=True):
@@ -190,8 +191,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_state(folder: Path) -> State:
-    """Returns the content of state.json without a look at the other files. Raises as `read_checkpoint`
-    does."""
+    """Returns the content of state.json without reading the other files. Raises as `read_checkpoint` does."""
     try:
         state = msgspec.json.decode((folder / STATE).read_bytes(), type=_Versioned)
         if state.format != FORMAT:
@@ -207,7 +207,7 @@ def read_state(folder: Path) -> State:
 
 
 def unreadable(folder: Path, error: OSError) -> CheckpointError:
-    """The error of a disk that cannot be read now, which does not mean damage."""
+    """Returns the error for a disk that cannot be read now, which does not mean damage."""
     return CheckpointError(f"checkpoint {folder.name} cannot be read: {error}", hint="check the disk")
 
 

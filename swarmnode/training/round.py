@@ -4,7 +4,7 @@ a rule's Lessons -> [lesson_samples, replayed_samples] -> TrainingSample
         -> Trainer.prepare -> [RoundOfPolicy] -> take_step -> [MeasuredRound] -> TrainReport
 
 Samples are completions with the advantage that their reward gives them. `prepare` and `take_step` are in
-trainer.py; in a pipeline extensions/pipeline/feeds/rollout_feed.py stands in their place.
+trainer.py; a pipeline uses extensions/pipeline/feeds/rollout_feed.py instead.
 """
 
 import time
@@ -31,8 +31,8 @@ from swarmnode.types import RolloutGroup, mean_or_none
 
 @dataclass(slots=True)
 class StepSums:
-    """Sums over the micro-batches of one optimizer step of one policy. They stay on their device: a number
-    that is looked at makes the device wait."""
+    """Sums over the micro-batches of one optimizer step of one policy. They stay on their device: reading
+    one makes the device wait."""
 
     loss: Tensor | float = 0.0
     clipped: Tensor | float = 0
@@ -42,7 +42,7 @@ class StepSums:
     own_tokens: list[MeasuredTokens] = field(default_factory=list[MeasuredTokens])
 
     def add(self, result: LossOutput, tokens: int, own: MeasuredTokens) -> None:
-        """One micro-batch more."""
+        """Adds the results of one micro-batch."""
         self.loss = self.loss + result.loss.detach()
         self.clipped = self.clipped + result.clipped
         self.entropy = self.entropy + (0.0 if result.entropy is None else result.entropy)
@@ -57,17 +57,18 @@ class MeasuredRound:
 
     started: float = field(default_factory=time.perf_counter)
     groups: Counter[tuple[str, bool]] = field(default_factory=Counter[tuple[str, bool]])
-    """(own or external, has a gradient) -> groups."""
+    """(own or external, has a gradient) -> number of groups."""
     learning_rate: float | None = None
     replayed: int = 0
     of_rule: TrainReport = field(default_factory=TrainReport)
     """The rule's part of the report."""
     norms: list[float] = field(default_factory=list[float])
     steps: list[StepSums] = field(default_factory=list[StepSums])
-    """Steps that were taken."""
+    """Optimizer steps that were taken."""
 
     def report(self, tokens: int, micro_batch_tokens: int, *, with_reference: bool) -> TrainReport:
-        """`tokens` are those of the round; means are over those of the steps that were taken."""
+        """Returns the report. `tokens`: the round's tokens; means are over the tokens of the steps that were
+        taken."""
         taken = sum(step.tokens for step in self.steps)
 
         def per_token(name: Literal["clipped", "entropy", "reference_kl"]) -> float | None:
@@ -96,32 +97,33 @@ class MeasuredRound:
 
 @dataclass(frozen=True, slots=True)
 class RoundOfPolicy:
-    """One policy with the samples of each optimizer step it is to take."""
+    """One policy, with the samples of each optimizer step to take."""
 
     policy: Policy
     optimizer: torch.optim.Optimizer
     config: TrainingConfig
     forward: Forward
     max_tokens: int
-    """Longest completion that the sampler allows."""
+    """The longest completion that the sampler allows."""
     steps: Sequence[Sequence[TrainingSample]]
     measured: MeasuredRound
     catches_up: bool = False
-    """Replayed answers have steps of their own."""
+    """Replayed answers have optimizer steps of their own."""
 
     def is_clipped(self, sample: TrainingSample) -> bool:
-        """Return True if what the round does to a sample is bounded by the ratio against the policy before
-        it. Right answers that are replayed over many steps are learned as in supervised learning."""
+        """Returns True if the ratio against the policy before the round bounds the effect of a sample. Right
+        answers that are replayed over many steps are learned without that bound, as in supervised
+        learning."""
         return not self.catches_up or sample.behaviour_logprobs is not None
 
     def size(self, step: int) -> StepSize:
-        """Returns the size that the loss of one optimizer step is divided by, however it is cut into
-        micro-batches."""
+        """Returns the size that the loss of one optimizer step is divided by, no matter how the step is split
+        into micro-batches."""
         samples = self.steps[step]
         return StepSize(len(samples), completion_tokens(samples), self.max_tokens)
 
     def finish(self) -> TrainReport:
-        """Raise the policy's version by one if it took a step, and tell what came of the round."""
+        """Raises the policy's version by one if it took a step, and returns the round's report."""
         self.policy.version += 1 if self.measured.steps else 0
         tokens = sum(completion_tokens(step) for step in self.steps)
         return self.measured.report(
@@ -131,33 +133,34 @@ class RoundOfPolicy:
 
 @dataclass(frozen=True, slots=True)
 class SampleRules:
-    """Everything that turns lessons into samples of one policy."""
+    """Everything needed to turn lessons into samples of one policy."""
 
     render: Callable[[Prompt], tuple[int, ...]]
-    """Token ids of a prompt."""
+    """Returns the token ids of a prompt."""
     config: TrainingConfig
     max_tokens: int
-    """Longest completion that the sampler allows."""
+    """The longest completion that the sampler allows."""
     end: Callable[[], int]
-    """Our end of text."""
+    """Returns our end-of-text token."""
     policy: int = 0
 
 
 def credit_of(group: RolloutGroup, config: TrainingConfig) -> list[float | None] | None:
-    """Returns the advantages of a group's completions by the loss. None: all of them are equally good."""
+    """Returns the advantages of a group's completions, by the loss. None: all of them are equally good."""
     return group_advantages(group.rewards, loss_of(config.loss).advantage)
 
 
 def lesson_samples(
     lesson: GroupLesson, rules: SampleRules, *, shaped: bool = False
 ) -> list[TrainingSample] | None:
-    """Samples of a group as a rule wants it learned from, or None where there is nothing to learn. `shaped`:
-    tokens without a recorded log-probability are weighed by `token_weights.shaped_weights`.
+    """Returns the samples of a group as its lesson credits them, or None if there is nothing to learn.
+    `shaped`: weight tokens without a recorded log-probability by `token_weights.shaped_weights`.
 
-    Those of conversations always are. Who plays an environment at home knows what our policy has to ask for.
-    Right answers that ask nothing, and wrong ones that ask well, are all true and teach to guess: held-out
-    reward under them fell from 0.96 to 0.69 in ten rounds. No policy would say such an answer, and what is
-    all but impossible hardly counts so: it went to 1.00."""
+    Samples of conversations are always shaped. A sender that plays an environment at home knows what our
+    policy has to ask for. Its right answers that ask nothing, and wrong ones that ask well, are all true, and
+    teach the policy to guess: held-out reward fell from 0.96 to 0.69 in ten rounds. No policy would say such
+    an answer, and shaping gives next to no weight to what is all but impossible: held-out reward went to
+    1.00."""
     group = lesson.group
     advantages = credit_of(group, rules.config) if lesson.advantages is None else lesson.advantages
     if advantages is None:
@@ -173,8 +176,8 @@ def lesson_samples(
 def replayed_samples(
     replayed: Sequence[Replay], rules: SampleRules, *, shaped: bool = False
 ) -> Iterator[TrainingSample]:
-    """Samples of a book's answers. Those that this policy's sampler would not have finished are left out: the
-    setting may have changed since they were found."""
+    """Yields samples of a book's answers. Leaves out those that this policy's sampler would not have
+    finished: the setting may have changed since they were found."""
     if not replayed:
         return
     end = rules.end()
@@ -182,7 +185,7 @@ def replayed_samples(
         entry, ids = replay.entry, replay.entry.token_ids
         if len(ids) > rules.max_tokens:
             continue
-        # One that ended for want of room behind its last turn has the end of that turn already.
+        # An answer that ended for want of room after its last turn already has the end of that turn.
         if replay.ends and len(ids) < rules.max_tokens and ids[-1] != end:
             ids = (*ids, end)
         yield TrainingSample(

@@ -1,17 +1,17 @@
-"""One policy's learning, from groups to a new policy version: all of it is on this page.
+"""Trains one policy, from groups to a new policy version: the whole process is on this page.
 
 exchange, rollout -> [Trainer] (rules.py, round.py) -> RoundOfPolicy
         -> [take_step], again and again: forward.py (log-probabilities), objective.py (loss), backward, update
         -> policy.version + 1 -> engine, checkpoint
 
-Group-normalised advantages on LoRA parameters, an asymmetric clip, no KL unless asked for: as SAPO trains
+Group-normalised advantages on LoRA parameters, an asymmetric clip, and no KL unless asked for: as SAPO trains
 (section 4). The ratio's denominator is our policy at the start of the round (prox). Own tokens that another
-policy sampled are corrected by weight; external groups are treated as if prox had sampled them. What is
-learned of a round, and what is replayed beside it, is the rule's (rules.py).
+policy sampled are corrected by weight; external groups are treated as if prox had sampled them. The rule
+(rules.py) decides what is learned from a round, and what is replayed beside it.
 
-Where several policies learn on one base (cohort.py), a step is that of each of them, and their samples
-share the micro-batches. All that decides is still each policy's own: the size that its loss is divided by,
-its gradient norm, its optimizer, its version.
+If several policies learn on one base (cohort.py), a step covers all of them, and their samples share the
+micro-batches. Everything that decides is still each policy's own: the size that its loss is divided by, its
+gradient norm, its optimizer, its version.
 """
 
 import logging
@@ -46,14 +46,14 @@ from swarmnode.types import RolloutGroup
 logger = logging.getLogger(__name__)
 
 PROMPTS_RENDERED = 4096
-"""Prompts whose tokens are kept."""
+"""The most prompts whose tokens are cached."""
 
 Logprobs = dict[int, Tensor]
 """id(sample) -> log-probabilities of its completion tokens."""
 
 
 class Trainer:
-    """Owns the optimizer of one policy's adapter. Calls block; the node has a worker thread for them."""
+    """Owns the optimizer of one policy's adapter. Calls block; the node runs them in a worker thread."""
 
     def __init__(
         self,
@@ -69,10 +69,9 @@ class Trainer:
         rule: Rule | None = None,
         rounds: int | None = None,
     ) -> None:
-        """`temperature`, `top_p` and `max_tokens` are those of the sampler. `forward`: that of the base,
-        shared with the trainers of other policies on it; without one this policy is alone. `rule`: how it
-        learns from others; None: as SAPO does. `rounds`: how many there will be in all, for a learning rate
-        that falls until then."""
+        """`temperature`, `top_p` and `max_tokens`: the sampler's. `forward`: shared by the trainers of all
+        policies on one base; None if this policy is alone. `rule`: how to learn from others; None: as SAPO
+        does. `rounds`: the total number of rounds, for a learning rate that decays until then."""
         self.policy = policy
         self.config = config
         self.seed = seed
@@ -80,7 +79,7 @@ class Trainer:
         self.max_tokens = max_tokens
         self.rule = rule or Sapo()
         self.rate_share = 1.0
-        """Share of the learning rate that the next rounds have."""
+        """Factor on the learning rate of the next rounds."""
         self._sample_rules = SampleRules(
             # The book's answers come again and again.
             lru_cache(PROMPTS_RENDERED)(render),
@@ -94,17 +93,17 @@ class Trainer:
         self.forward.add(policy)
 
     def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
-        """Train on the groups that have a gradient, and raise the policy version by one.
+        """Trains on the groups that have a gradient, and raises the policy version by one.
 
-        Without a single such group, or when no gradient was finite, no step is taken and the version stays.
+        If no group has a gradient, or no gradient was finite, no step is taken and the version stays.
         """
         (report,) = train_together([self.prepare(own, external)])
         return report
 
     def prepare(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> RoundOfPolicy:
-        """The round that `train` runs; with rounds of policies beside this one it is for `train_together`."""
+        """Prepares the round that `train` runs. Rounds of several policies go to `train_together`."""
         lessons = self.rule.lessons(own, external, version=self.policy.version)
-        # The version is the rounds of learning behind it, and part of every checkpoint.
+        # The version counts the completed rounds of learning, and every checkpoint has it.
         learning_rate = self.rate_share * learning_rate_at(self.config, self.policy.version, self.rounds)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
@@ -138,10 +137,9 @@ class Trainer:
         replayed: Sequence[TrainingSample] = (),
         replay_steps: int = 1,
     ) -> list[list[TrainingSample]]:
-        """The samples of each optimizer step: as few steps as the setting allows, of equal size, because a
-        last one of few samples would be noise. What is replayed is spread over the steps that there are
-        anyway, or over `replay_steps` where these are more. All of it again for each inner epoch, in another
-        order."""
+        """Returns the samples of each optimizer step: as few steps as the setting allows, of equal size,
+        because a small last step would be noise. Replayed samples are spread over these steps, or over
+        `replay_steps` if that is more. Each inner epoch repeats all samples in another order."""
         order, more = list(samples), list(replayed)
         chance = random.Random(f"{self.seed}:{self.policy.version}")
         count = max(-(-len(order) // self.config.sequences_per_step), min(replay_steps, len(more)))
@@ -154,12 +152,13 @@ class Trainer:
 
 
 def train_together(rounds: Sequence[RoundOfPolicy]) -> list[TrainReport]:
-    """Train each policy on its samples and raise its version by one; reports in the order of `rounds`.
+    """Trains each policy on its samples and raises its version by one. Returns reports in the order of
+    `rounds`.
 
     All policies stand on one base and share its `Forward`: their tokens share the micro-batches, and each
     one's gradient is the one it would have alone, up to the rounding of sums of another shape. A policy with
-    fewer steps than another is done earlier. Without a sample it takes no step (Adam would move on momentum
-    alone) and keeps its version; so it does if its gradients are not finite.
+    fewer steps than another finishes earlier. Without a sample it takes no step (Adam would move on momentum
+    alone) and keeps its version; the same holds if its gradients are not finite.
     """
     with rounds[0].forward.alone():
         known = known_before(rounds)
@@ -169,8 +168,8 @@ def train_together(rounds: Sequence[RoundOfPolicy]) -> list[TrainReport]:
 
 
 def rehearse(forward: Forward, policy: Policy, longest: int) -> None:
-    """Pass the largest micro-batch that may come, of sequences of `longest` tokens, forward and backward, and
-    keep nothing of it: what does not fit shows now and not after an hour. Raises ModelError."""
+    """Passes the largest possible micro-batch, of sequences of `longest` tokens, forward and backward, and
+    discards the result: a lack of memory shows now and not after an hour. Raises ModelError."""
     ids, count = (0,) * (longest - 1), max(1, forward.micro_batch_tokens // longest)
     samples = [TrainingSample((0,), ids, 0.0, None, (), policy.number) for _ in range(count)]
     try:
@@ -186,16 +185,16 @@ def rehearse(forward: Forward, policy: Policy, longest: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class KnownLogprobs:
-    """Log-probabilities that do not change while the round trains."""
+    """Log-probabilities that stay constant during a round."""
 
     prox: Logprobs
-    """Log-probabilities under the policy before the round's first update. Samples of the first step alone are
-    not among them: the policy has not moved yet, so theirs are the current ones."""
+    """Log-probabilities under the policy before the round's first update. Samples that only the first step
+    uses are missing: the policy has not moved by then, so theirs are the current ones."""
     reference: Logprobs
-    """Log-probabilities under the base model; empty when no KL divergence to it is asked for."""
+    """Log-probabilities under the base model; empty unless the loss includes a KL divergence to it."""
 
     def beside(self, current: TokenLogprobs, batch: MicroBatch) -> ScoredTokens:
-        """Returns a micro-batch's current log-probabilities beside the known ones of its samples."""
+        """Returns a micro-batch's current log-probabilities together with the known ones of its samples."""
         now = zip(batch.samples, current.logprobs_N.detach().split(batch.completion_lengths), strict=True)
         prox_N = torch.cat([self.prox.get(id(sample), row) for sample, row in now])
         if not self.reference:
@@ -206,7 +205,8 @@ class KnownLogprobs:
 
 
 def known_before(rounds: Sequence[RoundOfPolicy]) -> KnownLogprobs:
-    """Returns the log-probabilities that the first update of these rounds needs; all stand on one base."""
+    """Returns the log-probabilities that must be known before the first update of these rounds, which share a
+    base."""
     forward, config = rounds[0].forward, rounds[0].config
     later = _each_once(
         sample for one in rounds for step in one.steps[1:] for sample in step if one.is_clipped(sample)
@@ -219,12 +219,12 @@ def known_before(rounds: Sequence[RoundOfPolicy]) -> KnownLogprobs:
 
 
 def _each_once(samples: Iterable[TrainingSample]) -> list[TrainingSample]:
-    """Inner epochs come back to the same samples."""
+    """Returns each sample once; inner epochs repeat them."""
     return list({id(sample): sample for sample in samples}.values())
 
 
 def _logprobs(forward: Forward, samples: Sequence[TrainingSample], *, reference: bool) -> Logprobs:
-    """Log-probabilities of all samples under the policies as they are, or under the base model."""
+    """Returns the log-probabilities of all samples under their current policies, or under the base model."""
     found: Logprobs = {}
     for guard in forward.until_it_fits(_longest(samples)):
         with guard:
@@ -246,22 +246,22 @@ def _logprobs_if_they_fit(
 
 
 class OptimizerStep:
-    """One optimizer step of one policy, from the first micro-batch to the moved weights."""
+    """One optimizer step of one policy, from the first micro-batch to the updated weights."""
 
     def __init__(self, one: RoundOfPolicy, number: int) -> None:
         self.round = one
         self.samples = one.steps[number]
         self.size = one.size(number)
         self.sums = StepSums()
-        """Sums over its micro-batches so far."""
+        """Sums over the step's micro-batches so far."""
 
     def begin(self) -> None:
-        """Add up from nothing; again where memory ran out half-way."""
+        """Resets the gradient and the sums; called again if memory ran out half-way."""
         self.forget_gradient()
         self.sums = StepSums()
 
     def update(self) -> None:
-        """Clip the gradient and take the optimizer's step, unless the gradient is not finite."""
+        """Clips the gradient and takes the optimizer's step, unless the gradient is not finite."""
         one = self.round
         norm = torch.nn.utils.clip_grad_norm_(one.policy.parameters, one.config.grad_clip)
         if not torch.isfinite(norm):
@@ -279,7 +279,7 @@ class OptimizerStep:
 
 
 def take_step(steps: Sequence[OptimizerStep], known: KnownLogprobs) -> None:
-    """Take one optimizer step: a policy's, or that of several, whose samples share the micro-batches."""
+    """Takes one optimizer step of one or several policies, whose samples share the micro-batches."""
     forward = steps[0].round.forward
     for guard in forward.until_it_fits(max(_longest(one.samples) for one in steps)):
         with guard:
@@ -293,7 +293,7 @@ def take_step(steps: Sequence[OptimizerStep], known: KnownLogprobs) -> None:
 
 
 def _add_gradients(batch: MicroBatch, steps: Sequence[OptimizerStep], known: KnownLogprobs) -> None:
-    """Pass one micro-batch through the model, forward and backward: it adds to each policy's gradient."""
+    """Passes one micro-batch forward and backward, which adds to each policy's gradient."""
     forward = steps[0].round.forward
     of_policy = {one.round.policy.number: one for one in steps}
     with forward.policies_of(batch):

@@ -5,15 +5,16 @@ lora_patch.py (which adapter takes which tokens) -> [lora] -> GEMMs of torch
     S = alpha x A^T        y = x W^T (+ bias) + S B^T
     dS = alpha dy B        dx = dy W + dS A        dA = dS^T x        dB = dy^T S
 
-The rank-r matrix S is the seam (LoRAFusion, arXiv 2510.00206, section 4): it costs next to nothing to store,
-and with it every large product is one GEMM that the low-rank term is added into (`addmm_`). PEFT makes
-several more matrices of the size of y and of dx, and so would autograd if it differentiated these products by
-itself. Kept for the backward are x and S, and A and B in the type of x.
+The rank-r matrix S is the boundary (LoRAFusion, arXiv 2510.00206, section 4): it costs next to nothing to
+store, and with it every large product is one GEMM into which the low-rank term is added (`addmm_`). PEFT
+makes several more matrices of the size of y and of dx, and so would autograd if it differentiated these
+products itself. Kept for the backward pass are x and S, and A and B in the type of x.
 
-A and B are cast to the type of x inside and their gradients cast back, so float32 adapters on a bfloat16 base
-cost what bfloat16 adapters do. The price on a CPU: each product of such a gradient is rounded to bfloat16
+A and B are cast to the type of x here and their gradients cast back, so float32 adapters on a bfloat16 base
+cost as much as bfloat16 adapters. The price on a CPU: each product of such a gradient is rounded to bfloat16
 once, a relative error of 3e-3, where PEFT multiplies in float32, and so does a GPU here; sums over
 micro-batches and Adam stay in float32.
+
 Shapes: M tokens, K features in, N out, R rank, A adapters.
 """
 
@@ -27,8 +28,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 TRANSPOSE_FROM_FEATURES = 512
-"""Width from which, on a CPU in bfloat16, a skinny operand is transposed by a copy before its GEMM. Of the
-whole layer that saves 6-8 % at 512 and 1024 and costs 18 % at 64 (AMX, 4000 tokens); float32 gains
+"""Width from which, on a CPU in bfloat16, a skinny operand is transposed by a copy before its GEMM. This
+saves 6-8 % of the whole layer at 512 and 1024 and costs 18 % at 64 (AMX, 4000 tokens); float32 gains
 nothing."""
 
 
@@ -45,7 +46,7 @@ class LoraWeights:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Neighbouring tokens (rows of x, flattened) of one adapter."""
+    """Adjacent tokens (rows of x, flattened) of one adapter."""
 
     start: int
     end: int
@@ -55,10 +56,11 @@ class Segment:
 
 
 def lora_linear(x: Tensor, weight_NK: Tensor, bias_N: Tensor | None, adapter: LoraWeights) -> Tensor:
-    """Computes all tokens through one adapter: x [..., K] -> y [..., N], of the type of x, which is
-    that of the weight. Autocast is not supported.
+    """Computes all tokens through one adapter: x [..., K] -> y [..., N], of the type of x, which must be the
+    weight's. Does not support autocast.
 
-    `weight_NK` and `bias_N` are frozen: a backward with either requiring a gradient raises RuntimeError.
+    `weight_NK` and `bias_N` are frozen: a backward pass in which either requires a gradient raises
+    RuntimeError.
 
     >>> x, weight, a, b = torch.ones(1, 2), torch.eye(2), torch.ones(1, 2), torch.ones(2, 1)
     >>> lora_linear(x, weight, None, LoraWeights(a, b, 0.5))
@@ -78,23 +80,23 @@ def lora_linear_segments(
 ) -> Tensor:
     """Computes each segment of the flattened tokens through its own adapter: x [..., K] -> y [..., N].
 
-    The base is one GEMM for all. Tokens in no segment, or in one with adapter -1, get the base alone. Ranks
+    The base is one GEMM for all. Tokens in no segment, or in one with adapter -1, get only the base. Ranks
     may differ. An adapter without tokens gets no gradient (None, not zero: its optimizer state must not
     move). `weight_NK` and `bias_N` are frozen as in `lora_linear`. `alike`: all adapters are equal, and all
-    tokens are in segments; only gradients are told apart.
+    tokens are in segments; only their gradients are kept apart.
     """
     kept = tuple(s for s in segments if s.adapter >= 0 and s.end > s.start)
     products = (Segment(0, kept[-1].end, 0),) if alike else kept
     plan = _Plan(kept, products, tuple(adapter.scaling for adapter in adapters))
-    # Every A and B is an input of its own: autograd then keeps gradients, and so Adam's state, apart.
+    # Every A and B is an input of its own, so that autograd keeps gradients, and thus Adam's state, apart.
     weights = [w for adapter in adapters for w in (adapter.a_RK, adapter.b_NR)]
     return _SeveralAdapters.apply(x, weight_NK, bias_N, plan, *weights)  # pyright: ignore[reportReturnType]
 
 
 class _OneAdapter(torch.autograd.Function):
-    """The LoRA layer for a single adapter. Kept lean: on a fast card its Python and the number of its
-    operations take longer than the operations do, unless the layer is wide. Hence alpha goes into S and dS,
-    inside their GEMMs, and no gradient is scaled."""
+    """The LoRA layer for a single adapter. Kept lean: on a fast card, its Python code and the number of its
+    operations take longer than the operations, unless the layer is wide. So alpha goes into S and dS, inside
+    their GEMMs, and no gradient is scaled."""
 
     @staticmethod
     def forward(
@@ -109,7 +111,7 @@ class _OneAdapter(torch.autograd.Function):
         shape, dtype = x.shape, x.dtype
         ctx.kept = weight_NK, scaling, shape, a_RK.dtype, b_NR.dtype
         x_MK = x if len(shape) == 2 else x.reshape(-1, shape[-1])
-        # A call of `to` takes a third of what starting an operation does, even where it has nothing to do.
+        # A call of `to` takes a third of the time of launching an operation, even if there is nothing to do.
         if a_RK.dtype is not dtype or b_NR.dtype is not dtype:
             a_RK, b_NR = a_RK.to(dtype), b_NR.to(dtype)
         s_MR = x_MK.new_empty((x_MK.shape[0], a_RK.shape[0])).addmm_(x_MK, a_RK.t(), beta=0, alpha=scaling)
@@ -141,12 +143,12 @@ class _OneAdapter(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The arguments of a layer with several adapters besides its tensors."""
+    """The non-tensor arguments of a layer with several adapters."""
 
     segments: tuple[Segment, ...]
     """Segments of adapters, without those of the base and empty ones."""
     products: tuple[Segment, ...]
-    """Segments that have a product of their own: those, or one where all adapters are alike."""
+    """Segments that have a product of their own: `segments`, or a single one if all adapters are alike."""
     scalings: tuple[float, ...]
 
 
@@ -190,8 +192,8 @@ class _SeveralAdapters(torch.autograd.Function):
 
 
 def _low_rank(rows_MX: Tensor, factors_XR: list[Tensor], plan: _Plan) -> Tensor:
-    """Returns alpha times each segment's rows times its adapter's factor: [M, largest rank], zero beyond its
-    rank."""
+    """Returns alpha times each segment's rows times its adapter's factor: [M, largest rank], zero beyond the
+    adapter's rank."""
     rank = max((factor.shape[1] for factor in factors_XR), default=0)
     out_MR = rows_MX.new_zeros(rows_MX.shape[0], rank)
     for segment in plan.products:
@@ -213,7 +215,8 @@ def _accumulate(gradients: list[Tensor | None], i: int, gradient: Tensor) -> Non
 
 
 def _outer(left_MX: Tensor, right_MY: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns left^T right of this type, [X, Y]: the gradient of a factor, in the faster order of work."""
+    """Returns left^T right in this type, [X, Y]: the gradient of a factor, in the faster order of
+    operations."""
     if left_MX.is_cuda and dtype is torch.float32 and left_MX.dtype in (torch.bfloat16, torch.float16):
         return torch.mm(left_MX.t(), right_MY, out_dtype=dtype)
     if left_MX.is_cuda:

@@ -1,9 +1,9 @@
-"""Gives the LoRA layers of a PEFT model our arithmetic, and each adapter its own tokens of a batch.
+"""Runs the LoRA layers of a PEFT model on our arithmetic, and routes tokens of a batch to their adapters.
 
 policy.py, trainer.py -> [lora_patch] -> lora.py (plain layers), PEFT's own forward (all others)
 
 PEFT stays the container: names, files and switching are its own, and only `forward` of single modules is
-replaced. A module is looked at once: its adapters are those that `policy.lora_config` describes, without
+replaced. A module is checked once: its adapters are those that `policy.lora_config` describes, without
 dropout, bias or a variant, on the same modules for every policy, and never merged into a model that trains.
 """
 
@@ -21,7 +21,7 @@ from swarmnode.model.adapters.lora import LoraWeights, Segment, lora_linear, lor
 
 @dataclass(frozen=True, slots=True)
 class RoutedTokens:
-    """Neighbouring tokens of a batch, flattened row after row, that go through one adapter."""
+    """Adjacent tokens of a batch, flattened row after row, that go through one adapter."""
 
     adapter: str | None
     """PEFT's name of the adapter. None: the base model alone."""
@@ -52,15 +52,15 @@ class FusedLora:
 
     @contextmanager
     def route(self, tokens: Sequence[RoutedTokens]) -> Iterator[None]:
-        """Context that sends each run of tokens through its adapter, in forward, backward and recomputation.
-        Only where `covers_all`.
+        """Returns a context that sends each run of tokens through its adapter, in forward, backward and
+        recomputation. Requires `covers_all`.
 
-        The runs must add up to the tokens (B * T) of every input that meets an adapter.
-        `[RoutedTokens(None, n)]` is the base model like `disable_adapter()`, which besides freezes every
-        adapter but the active one on its way out.
+        The runs must add up to the tokens (B * T) of every input that reaches an adapter.
+        `[RoutedTokens(None, n)]` gives the base model like `disable_adapter()`, which, however, freezes every
+        adapter except the active one when it exits.
 
-        An adapter is trained only while its parameters require gradients, and PEFT freezes all but the active
-        one: `peft_model.set_requires_grad(names)` before.
+        An adapter is trained only while its parameters require gradients, and PEFT freezes all except the
+        active one: call `peft_model.set_requires_grad(names)` before.
         """
         previous, self._current.route = self._current.route, _Route.of(tokens)
         try:
@@ -70,9 +70,10 @@ class FusedLora:
 
     @contextmanager
     def apart(self, tokens: Sequence[int]) -> Iterator[list[dict[Tensor, Tensor]]]:
-        """Context in which each of these runs of tokens meets copies of the active adapter's weights, so that
-        autograd tells the gradients of the runs apart. Yields the copies by run, each by what it is of, as
-        far as layers were called. Only where `covers_all` and nothing is computed again in the backward pass.
+        """Returns a context in which each of these runs of tokens uses copies of the active adapter's
+        weights, so that autograd keeps the gradients of the runs apart. Yields the copies per run, by the
+        weight they copy, for the layers called so far. Requires `covers_all`, and no recomputation in the
+        backward pass.
 
         >>> with fused.apart([120, 80]) as copies:                            # doctest: +SKIP
         ...     loss = loss_of(peft_model, batch)
@@ -89,7 +90,7 @@ class FusedLora:
 
 @dataclass(slots=True)
 class _Current:
-    """The route in force, shared by all layers. A plain object, since autograd recomputes checkpoints in a
+    """The current route, shared by all layers. A plain object, because autograd recomputes checkpoints in a
     thread of its own, without our thread-local and context variables."""
 
     route: "_Route | None" = None
@@ -100,7 +101,7 @@ class _Current:
 class _Apart:
     segments: tuple[Segment, ...]
     copies: list[dict[Tensor, Tensor]]
-    """Copies of every A and B by segment, each by what it is of."""
+    """Copies of every A and B per segment, by the weight they copy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +109,9 @@ class _Route:
     segments: tuple[Segment, ...]
     tokens: int
     adapters: tuple[str, ...]
-    """Adapters that segments count by. Empty: the base has all tokens."""
+    """Adapters that the segments index. Empty: the base has all tokens."""
     sole: str | None
-    """Adapter that has all tokens. None: there are several, or none."""
+    """The adapter that has all tokens. None: there are several, or none."""
 
     @classmethod
     def of(cls, routed: Sequence[RoutedTokens]) -> "_Route":
@@ -125,7 +126,7 @@ class _Route:
 
 
 class _FusedLayer:
-    """Replaces the `forward` of one module; that of its class stays below."""
+    """Replaces the `forward` of one module; its class's stays available."""
 
     __slots__ = ("_current", "_module")
 
@@ -134,7 +135,7 @@ class _FusedLayer:
         self._current = current
 
     def __call__(self, x: Tensor) -> Tensor:
-        # By way of `_modules`: on a fast card the look-up of each attribute by `nn.Module` takes time.
+        # Through `_modules`: on a fast card, attribute look-up by `nn.Module` takes noticeable time.
         base = self._module._modules["base_layer"]
         own = base._parameters
         sole = self.sole_adapter(x.numel() // x.shape[-1])
@@ -180,16 +181,16 @@ class _FusedLayer:
 
 
 def sole_adapter(module: Any, tokens: int) -> LoraWeights | None:
-    """Returns the one adapter that a call of this module with `tokens` tokens would put them all through by
-    the plain products of `lora.py`. None: the call would do anything else. Raises ModelError, as the call
-    would, for another number of tokens than were routed."""
+    """Returns the one adapter through which a call of this module with `tokens` tokens would put all of them,
+    by the plain products of `lora.py`. None: the call would do anything else. Raises ModelError, as the call
+    would, if another number of tokens was routed."""
     layer = vars(module).get("forward")
     return layer.sole_adapter(tokens) if isinstance(layer, _FusedLayer) else None
 
 
 def _is_plain(module: Any) -> bool:
-    """Returns True if the module is PEFT's LoRA on a linear layer of torch, and nothing else: no quantized
-    weight, none stored transposed, no forward of another library and no hook in its place."""
+    """Returns True if the module is exactly PEFT's LoRA on a linear layer of torch: the weight is neither
+    quantized nor stored transposed, and no other library's forward or hook is in its place."""
     from peft.tuners.lora import Linear
 
     base = module.base_layer
@@ -203,7 +204,7 @@ def _is_plain(module: Any) -> bool:
 
 
 def is_watched(module: nn.Module) -> bool:
-    """Returns True if a hook waits for calls of this module."""
+    """Returns True if a hook is registered for calls of this module."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks

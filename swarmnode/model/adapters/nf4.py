@@ -1,4 +1,4 @@
-"""Frozen weights in 4 bits: the arguments of transformers, and a guard against bitsandbytes' later
+"""Frozen weights in 4 bits: the arguments for transformers, and protection from bitsandbytes' later
 rearranging."""
 
 import logging
@@ -13,7 +13,7 @@ from swarmnode.machine.installing import how_to_install
 logger = logging.getLogger(__name__)
 
 DEVICES = ("cuda", "cpu")
-"""Devices on which bitsandbytes has been seen to train; `cuda` is also torch's name of a ROCm card."""
+"""Devices on which bitsandbytes has been seen to train; `cuda` is also torch's name for a ROCm card."""
 
 
 def nf4_arguments(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
@@ -49,11 +49,11 @@ def keep_differentiable(model: Any) -> None:
     forward pass.
 
     On a CPU with AVX512-BF16, bitsandbytes rearranges them in place in the first forward pass without
-    gradients (it rounds their scales to bfloat16, too), and products with the result have no backward: once
-    an engine had sampled, training would silently go on with wrong gradients.
+    gradients (and rounds their scales to bfloat16), and products with the result have no backward: once an
+    engine had sampled, training would silently continue with wrong gradients.
     """
     if find_spec("bitsandbytes") is None:
-        return  # Then nothing here is of that kind.
+        return  # Then no module here has 4-bit weights.
     from bitsandbytes.nn import Linear4bit  # pyright: ignore
 
     for module in model.modules():

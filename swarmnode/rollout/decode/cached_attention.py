@@ -19,24 +19,24 @@ from swarmnode.rollout.decode.slots import Band, rounded_up
 from swarmnode.rollout.decode.weights import Shape
 
 MASK_COLUMNS = 16
-"""Columns that the fused attention of a GPU wants a mask to have a multiple of."""
+"""Number of which a GPU's fused attention wants a mask's columns to be a multiple."""
 
 SCORES_AT_ONCE = 1 << 24
-"""Most capped scores of prompts held at a time, in numbers: 64 MiB."""
+"""The most capped scores of prompts held at a time, in numbers: 64 MiB."""
 
 
 class PromptAttention:
     """Causal attention within prompts, padded on the right to one width. Keeps their keys and values.
 
-    Padding needs no mask: it comes after every token that could look at it.
+    Padding needs no mask: it comes after every token that could attend to it.
     """
 
     def __init__(self, heads: Heads, rotation_WE: Tensor, cache: Tensor, window: int | None = None) -> None:
-        """Keys and values go to `cache`, laid out as in the bands; `window` as in `LayerKind`."""
+        """Keys and values are written to `cache`, laid out as in the bands; `window` is as in `LayerKind`."""
         self._heads, self._rotation, self._cache = heads, rotation_WE, cache
         width = len(rotation_WE)
         self._mask = None if window is None or width <= window else _band_mask(width, window, cache.device)
-        """Mask of the keys that are seen, [W, W]. None: all up to the token itself."""
+        """Mask of the visible keys, [W, W]. None: all up to the token itself."""
 
     def __call__(self, layer: int, fused: Tensor, qk_norm: Tensor | None) -> Tensor:
         keys, values = self._cache[2 * layer], self._cache[2 * layer + 1]
@@ -65,7 +65,7 @@ class PromptAttention:
 
 
 class ContinuedAttention:
-    """Causal attention of the last tokens of some sequences, whose tokens before have keys and values."""
+    """Causal attention of the last tokens of some sequences, whose earlier tokens have keys and values."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class ContinuedAttention:
         places: Sequence[tuple[Tensor, int]],
         window: int | None = None,
     ) -> None:
-        """`places` has for each sequence its cache, laid out as in a band of one row, and how many of its
-        tokens are new; `window` is as in `LayerKind`."""
+        """`places` holds, for each sequence, its cache, laid out as in a band of one row, and the number of
+        its new tokens; `window` is as in `LayerKind`."""
         self._heads, self._rotation = heads, rotation_NE
         self._caches = [cache for cache, _ in places]
         self._counts = [count for _, count in places]
@@ -108,7 +108,7 @@ class ContinuedAttention:
         return attended
 
     def _split(self, fused: Tensor, qk_norm: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [1, H, N, E], keys and values [1, K, N, E] of all new tokens."""
+        """Returns queries [1, H, N, E], keys and values [1, K, N, E] of all new tokens."""
         shape = self._heads.shape
         if kernels().fits(fused):
             keys, values = fused.new_empty(2, 1, shape.kv_heads, len(fused), shape.head_dim)
@@ -120,7 +120,7 @@ class ContinuedAttention:
 
 
 def _first_seen(before: int, window: int | None) -> int:
-    """Returns the first column that any token behind so many can see."""
+    """Returns the first column that any token after `before` others can see."""
     return 0 if window is None else max(0, before + 1 - window)
 
 
@@ -136,8 +136,8 @@ def _seen(columns: int, count: int, first: int, window: int | None, device: torc
 def _capped_attention(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, shape: Shape
 ) -> Tensor:
-    """Computes causal attention [P, H, W, E] with capped scores, a few queries at a time, since no fused
-    kernel of torch's can cap. With a `mask` there may be fewer queries than keys."""
+    """Computes causal attention [P, H, W, E] with capped scores, a few queries at a time, because no fused
+    kernel of torch can cap. With a `mask` there may be fewer queries than keys."""
     width = keys.shape[2]
     mask = torch.ones(width, width, dtype=torch.bool, device=keys.device).tril_() if mask is None else mask
     exact = keys.float().repeat_interleave(shape.group, 1).transpose(2, 3)
@@ -152,7 +152,7 @@ def _capped_attention(
 
 
 def _capped(scores: Tensor, cap: float | None) -> Tensor:
-    """Returns cap tanh(score / cap), in the memory of the scores."""
+    """Returns cap tanh(score / cap), overwriting the scores."""
     return scores if cap is None else scores.div_(cap).tanh_().mul_(cap)
 
 
@@ -190,7 +190,7 @@ def cache_attention(
     scratch: Scratch,
     window: int | None = None,
 ) -> Attention:
-    """Computes attention of one new token for each sequence of some bands, which lie in the batch one band
+    """Returns attention of one new token for each sequence of some bands, which lie in the batch one band
     after another. `window` is as in `LayerKind`."""
     if all(kernels().fits(band.cache) for band in bands):
         return KernelAttention(heads, bands, positions, rotation, window)
@@ -198,7 +198,7 @@ def cache_attention(
 
 
 class KernelAttention:
-    """`cache_attention` by the kernel for it."""
+    """`cache_attention` by its C kernel."""
 
     def __init__(
         self,
@@ -257,7 +257,7 @@ class CacheAttention:
 
 
 class BandAttention:
-    """One new token for each sequence of a band. Writes its key and value first."""
+    """Attention of one new token for each sequence of a band. Writes its key and value first."""
 
     def __init__(
         self,
@@ -273,12 +273,12 @@ class BandAttention:
         self._scratch = scratch
         self._lines, self._newest = band.lines, band.lines_at(positions)
         dtype = band.cache.dtype
-        # The fused kernel is made for many queries: on a CPU two batched products in float32 take half the
+        # The fused kernel is made for many queries: on a CPU, two batched products in float32 take half the
         # time.
         can_fuse = positions.device.type != "cpu" and dtype != torch.float32
         self._fused = can_fuse and shape.score_cap is None
         if self._fused:
-            # Of another width, the mask would be copied to one of these in every layer.
+            # A mask of another width would be copied to a multiple in every layer.
             columns = min(rounded_up(columns, MASK_COLUMNS), band.width)
         tables = band.tables(columns)
         # Rows act as heads of the fused attention.
@@ -310,7 +310,7 @@ class BandAttention:
             scores = torch.baddbmm(self._bias, queries.float(), keys, alpha=self._scale)
         else:
             scores = _capped(torch.bmm(queries.float(), keys) * self._scale, self._cap).add_(self._bias)
-        # Values follow keys in the scratch memory: the scores are done.
+        # Values overwrite keys in the scratch memory: the scores are done.
         return torch.bmm(scores.softmax(-1), self._scratch.floats(values)).to(values.dtype)
 
     def _write(self, table: int, new: Tensor) -> None:
@@ -320,7 +320,7 @@ class BandAttention:
 
 
 def _bias(positions: Tensor, columns: int, window: int | None, dtype: torch.dtype) -> Tensor:
-    """Returns [rows, columns]: 0 up to the position of each row and within the window, else -inf."""
+    """Returns [rows, columns]: 0 up to the position of each row and within the window, otherwise -inf."""
     column, own = torch.arange(columns, device=positions.device), positions[:, None]
     bias = torch.zeros(len(positions), columns, dtype=dtype, device=positions.device)
     bias.masked_fill_(column > own, float("-inf"))

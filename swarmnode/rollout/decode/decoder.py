@@ -1,16 +1,16 @@
-"""The forward pass of a dense decoder over a flat list of tokens. Attention is the caller's.
+"""The forward pass of a dense decoder over a flat list of tokens. Callers supply the attention.
 
 weights.py -> [Decoder] -> fused product -> cached_attention.py (over prompts, or over the cache) -> [Heads]
                  |                               ^
                  |       embedded.py: positions -+- [Rotary]
                  v  hidden states, logits -> sampler.py
 
-Tokens of all sequences lie one after another, shape [N]; only attention knows which belong together, and
-where in its sequence each one is.
+Tokens of all sequences lie one after another, shape [N]; only attention knows which ones belong together, and
+each one's position in its sequence.
 
-`Heads` makes queries, keys and values of the product with a layer's fused matrix: split, normed if need be,
-and rotated. That is with torch's operations: on a CPU, a kernel (cpu_kernels.py) does the same while it reads
-and writes the cache.
+`Heads` turns the product with a layer's fused matrix into queries, keys and values: split, normed if the
+family does so, and rotated. It uses torch's operations; on a CPU, a kernel (cpu_kernels.py) does the same
+while it reads and writes the cache.
 """
 
 from collections.abc import Callable, Sequence
@@ -67,7 +67,7 @@ class Lookback:
     """The attention of one kind of layers: its window and its rotations."""
 
     window: int | None
-    """Tokens in sight, the newest included. None: all."""
+    """Number of visible tokens, including the newest. None: all."""
     rotary: Rotary
 
 
@@ -91,7 +91,7 @@ class Decoder:
             Lookback(kind.window, Rotary(kind.inv_freq, kind.rotary_scaling)) for kind in weights.kinds
         ]
         self.heads = Heads(weights.shape, weights.norm, weights.embedding.device)
-        """The layout of queries, keys and values, which attention needs."""
+        """The layout of queries, keys and values, for attention."""
         self._norm = weights.norm
 
     def reserve(self, length: int) -> None:
@@ -107,7 +107,7 @@ class Decoder:
     def forward(
         self, layers: Layers, tokens_N: Tensor, attention: Attention, wanted: Tensor | None = None
     ) -> Tensor:
-        """Returns hidden states before the final norm: [N, hidden], or [len(wanted), hidden] of the `wanted`
+        """Returns hidden states before the final norm: [N, hidden], or [len(wanted), hidden] for the `wanted`
         rows."""
         hidden = F.embedding(tokens_N, self.weights.embedding)
         if self.weights.embedding_scale is not None:
@@ -117,7 +117,7 @@ class Decoder:
             fused = layer.qkv(self._norm(hidden, layer.attention_norm))
             attended = attention(index, fused, layer.qk_norm)
             if index == last and wanted is not None:
-                # Nobody attends to the last layer, so the rest of it is computed only where it is read.
+                # Nobody attends to the last layer, so the rest of it is computed only for the wanted rows.
                 hidden, attended = hidden[wanted], attended[wanted]
             self._add(hidden, layer.out, attended, layer.out_norm)
             gate_up = layer.gate_up(self._norm(hidden, layer.mlp_norm))
@@ -139,11 +139,11 @@ class Decoder:
             hidden.add_(self._norm(matrix(x), norm))
 
 
-# ---- what becomes of the fused products ----
+# ---- after the fused products ----
 
 
 def gated(gate_up_ND: Tensor, activation: str) -> Tensor:
-    """Returns activation(gate) * up of the product with both, [N, gate and up]. `activation` is one of
+    """Returns activation(gate) * up from their joint product, [N, gate and up]. `activation` is one of
     `family.ACTIVATIONS`."""
     gate, up = gate_up_ND.chunk(2, dim=-1)
     if activation == "silu":
@@ -162,7 +162,7 @@ class Heads:
         self.layout = HeadLayout(
             shape.kv_heads, shape.group, shape.head_dim, shape.norm_eps, scale, shape.score_cap
         )
-        """Numbers of heads and of a head, in the form of the C kernels."""
+        """The numbers and sizes of heads, in the form of the C kernels."""
         self._norm = norm
         self._on_cpu = device.type == "cpu"
 
@@ -170,8 +170,8 @@ class Heads:
         self, fused_ND: Tensor, scale: Tensor | None, rotation: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Returns queries [N / W, W, kv_heads, group, d], keys and values [N / W, W, kv_heads, d] of
-        sequences of W tokens. `rotation` is that of `shared_by_heads`. On a CPU queries and keys are in
-        float32, whatever the type of the model. `fused` may be overwritten."""
+        sequences of W tokens. `rotation` comes from `shared_by_heads`. On a CPU, queries and keys are in
+        float32, whatever the model's type. May overwrite `fused`."""
         group = self.shape.group
         fused = fused_ND.view(-1, len(rotation), self.shape.kv_heads, group + 2, self.shape.head_dim)
         heads = fused.narrow(3, 0, group + 1)
@@ -188,7 +188,7 @@ class Heads:
         return heads if per_rms is None else heads.mul_(per_rms)
 
     def _on_a_gpu(self, heads: Tensor, scale: Tensor | None, rotation: Tensor) -> Tensor:
-        """Splits on a GPU, in few operations: starting them takes longer than they do."""
+        """Splits on a GPU, in few operations: launching them takes longer than running them."""
         exact = heads.float()
         if scale is not None:
             exact = F.rms_norm(exact, exact.shape[-1:], None, self.shape.norm_eps).mul_(scale)
@@ -203,5 +203,5 @@ def shared_by_heads(rotation_WE: Tensor) -> Tensor:
 
 
 def _pairs(heads: Tensor) -> Tensor:
-    """Neighbours as complex numbers."""
+    """Returns adjacent values as complex numbers."""
     return torch.view_as_complex(heads.view(*heads.shape[:-1], -1, 2))

@@ -1,4 +1,4 @@
-"""The built-in engine: our own decode loop over a transformers model, continuous, on a CPU or any GPU.
+"""The built-in engine: our own continuous decode loop over a transformers model, on a CPU or any GPU.
 
 schedule/partial_rollouts.py -> submit -> torch_engine.py -> [EmbeddedEngine] -> Output
                                                            |
@@ -6,11 +6,11 @@ schedule/partial_rollouts.py -> submit -> torch_engine.py -> [EmbeddedEngine] ->
                 ^                              |
                 +--------- kv_reuse.py <-------+   (conversations, when a turn ends)
 
-One `step` decodes all running rows together, whatever their policies, lets waiting requests take the free
-rows (their prompts are computed apart, so they join when it samples), and samples one token for everybody.
+One `step` decodes all running rows together, whatever their policies, gives free rows to waiting requests
+(their prompts are computed separately, so they join for sampling), and samples one token for every row.
 
-A conversation comes turn by turn, each one behind all that was before. Its keys and values are kept when a
-turn ends (kv_reuse.py), and only what is new is computed for the next one.
+A conversation comes turn by turn, each one after everything before it. Its keys and values are kept when a
+turn ends (kv_reuse.py), so that the next turn only computes what is new.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,13 +36,13 @@ from swarmnode.rollout.decode.weights import FusedWeights, Layers, longest_seque
 from swarmnode.rollout.engine import BASE_VERSION, Capabilities, Output, PolicyUpdate, Request
 
 DENSE_SHARE = 0.75
-"""Share of living rows below which, if no request waits, the living rows are moved together."""
+"""Share of living rows below which they are moved together, if no request waits."""
 
 
 class EmbeddedEngine(TorchEngine):
     """An `Engine` for dense models of the families in family.py.
 
-    Results do not depend on what else is in the batch, up to the rounding of float sums of other shapes.
+    Results do not depend on the rest of the batch, up to the rounding of float sums of other shapes.
 
     >>> engine = EmbeddedEngine(model, eos_token_ids=(tokenizer.eos_token_id,))         # doctest: +SKIP
     >>> engine.submit([Request("a", (1, 2, 3), SamplingParams(max_tokens=8, seed=0))])  # doctest: +SKIP
@@ -58,9 +58,9 @@ class EmbeddedEngine(TorchEngine):
         device: torch.device | str | None = None,
         max_versions: int = 4,
     ) -> None:
-        """`max_length` bounds prompt and completion together; by default what the model was made for. Each of
-        `max_versions` policies that are live at once holds a copy of the model's layers. What is kept for a
-        next turn is bounded by what all rows could hold."""
+        """`max_length` bounds prompt and completion together; by default it is the length the model was made
+        for. Each of `max_versions` live policies holds a copy of the model's layers. Kept keys and values are
+        bounded by what all rows could hold."""
         place = torch.device(device) if device is not None else model.device
         weights = FusedWeights(model, place)
         capabilities = Capabilities(
@@ -121,8 +121,8 @@ class EmbeddedEngine(TorchEngine):
         return PolicyMix.of(mixed, self._device).forward(decoder, tokens, attention)
 
     def _admit(self, decoded: Tensor | None) -> Tensor:
-        """Gives free rows to waiting requests. Returns the hidden states of all rows, the new ones
-        included."""
+        """Gives free rows to waiting requests. Returns the hidden states of all rows, including the new
+        ones."""
         order = self._slots.order
         requests = self._queue.take(self._slots.free)
         prompts = self._computed(requests)
@@ -218,7 +218,7 @@ class EmbeddedEngine(TorchEngine):
 def _by_batch(
     rows: Sequence[int], prompts: Sequence[StoredPrompt]
 ) -> list[tuple[PromptBatch, list[tuple[int, StoredPrompt]]]]:
-    """Returns the newcomers by the batch that computed them."""
+    """Groups the new rows by the batch that computed their prompts."""
     members: dict[int, tuple[PromptBatch, list[tuple[int, StoredPrompt]]]] = {}
     for row, prompt in zip(rows, prompts, strict=True):
         assert prompt.batch is not None

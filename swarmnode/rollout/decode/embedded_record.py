@@ -1,4 +1,4 @@
-"""The record of our own decode loop, the engine that needs nothing but torch.
+"""The record of our own decode loop, the engine that needs only torch.
 
 registry.py -> [EMBEDDED] -> decode/embedded.py
 """

@@ -1,4 +1,4 @@
-"""A weight matrix, prepared for multiplication: plain, packed for a CPU, or of several policies in one
+"""A weight matrix prepared for multiplication: plain, packed for a CPU, or of several policies in one
 batch."""
 
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ PACKED_FOR_ROWS = 64
 
 
 SMALL_MATRIX = 1 << 16
-"""Size of a float32 matrix that MKL multiplies as fast without packing: measured from 1 to 1000 rows."""
+"""The largest float32 matrix that MKL multiplies as fast without packing: measured from 1 to 1000 rows."""
 
 
 class Matrix(Protocol):
-    """y = x @ weight.T + bias."""
+    """Computes y = x @ weight.T + bias."""
 
     def __call__(self, x_N: Tensor) -> Tensor:
         """Returns x @ weight.T + bias: [N, in] -> [N, out]."""
@@ -109,12 +109,12 @@ class RmsNorm:
         self._on_cpu = device.type == "cpu"
 
     def placed(self, scale: Tensor) -> Tensor:
-        """Returns a scale as `__call__` takes it: in float32 on a CPU, on a GPU in the type that the norm is
-        formed in."""
+        """Returns a scale in the form that `__call__` takes: in float32 on a CPU, on a GPU in the type that
+        the norm is computed in."""
         return scale.float() if self._on_cpu else scale
 
     def __call__(self, x_ND: Tensor, scale_D: Tensor) -> Tensor:
-        """Returns the normed x in its own type; the norm is formed in float32."""
+        """Returns the normed x in its own type; the norm is computed in float32."""
         if not self._on_cpu:
             if scale_D.dtype != x_ND.dtype:
                 return F.rms_norm(x_ND.to(scale_D.dtype), x_ND.shape[-1:], scale_D, self._eps).to(x_ND.dtype)

@@ -15,7 +15,7 @@ from swarmnode.types import Span
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecodePolicy:
-    """One policy in the form that is sampled from. Two are never equal, since version numbers may repeat."""
+    """One policy in the form it is sampled in. Two are never equal, since version numbers may repeat."""
 
     version: int
     layers: Layers
@@ -23,26 +23,26 @@ class DecodePolicy:
     is_base: bool
     """True for the base model without any adapter."""
     mark: object = field(default_factory=object)
-    """Token of identity that outlives this policy: it holds no weights, and no other policy has it."""
+    """Identity that outlives this policy: it holds no weights, and no other policy shares it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningRow:
-    """A request with a row. Its clock is the engine's: one tick, one token."""
+    """A request with a row. Its clock is the engine's: one token per tick."""
 
     request: Request
     policy: DecodePolicy
     first_tick: int
     """Tick at which its first token in this row is sampled."""
     kept_tokens: int = 0
-    """Tokens before its first one whose keys and values were kept from an earlier turn."""
+    """Number of leading tokens whose keys and values were kept from an earlier turn."""
     kv: Literal["fresh", "stale"] = "fresh"
     closed: tuple[Span, ...] = ()
-    """Spans in this row of the policies before the present one."""
+    """Spans of the row's earlier policies."""
 
     @property
     def last_tick(self) -> int:
-        """Returns the tick at which its token budget is used up."""
+        """The tick at which its token budget is used up."""
         left = self.request.sampling.max_tokens - len(self.request.sampled)
         return self.first_tick + left - 1
 
@@ -56,18 +56,18 @@ class RunningRow:
         return (*self.closed, Span(self.policy.version, start, end, self.kv))
 
     def kept_under(self, policy: DecodePolicy, tick: int) -> "RunningRow":
-        """Continues under another policy after `tick`, with its keys and values."""
+        """Returns the row continuing under another policy after `tick`, with its present keys and values."""
         return replace(self, policy=policy, kv="stale", closed=self.spans(tick))
 
 
-# ---- which tokens end which row ----
+# ---- the tokens that end each row ----
 
 NO_TOKEN = -1
 
 
 class StopTokens:
-    """A table [most stop tokens of a row, rows]: each row's own and, unless it ignores them, the engine's
-    EOS."""
+    """A table [most stop tokens of a row, rows]: each row's own stop tokens and, unless it ignores them, the
+    engine's EOS tokens."""
 
     def __init__(self, eos_token_ids: Sequence[int], rows: int, device: torch.device) -> None:
         self._eos = tuple(eos_token_ids)
@@ -87,6 +87,6 @@ class StopTokens:
 
     def hit(self, tokens: Tensor) -> list[int]:
         """Returns the rows whose newest token is one of their stop tokens."""
-        # One copy from a GPU: `nonzero` there waits for the number of its results as well.
+        # One copy from a GPU: `nonzero` there would also wait for the number of its results.
         hits: list[bool] = (self._table[:, : len(tokens)] == tokens).any(0).tolist()
         return [row for row, hit in enumerate(hits) if hit]

@@ -1,4 +1,4 @@
-"""Next tokens from logits, one random stream per request, whatever else is in the batch.
+"""Samples next tokens from logits, with one random stream per request, independent of the rest of the batch.
 
 decoder.py | generate_engine.py -> logits -> [sampler] -> tokens and their log-probabilities
                                           |
@@ -6,10 +6,10 @@ decoder.py | generate_engine.py -> logits -> [sampler] -> tokens and their log-p
                                           cpu_kernels.py
 
 A token is the winner of an exponential race: argmax of p_i / e_i with independent e_i ~ Exp(1) picks i with
-probability p_i (the Gumbel-max trick without logarithms of p). The e_i depend on nothing but (seed, position,
-i), so a request draws the same tokens alone, among others, or resumed. And where another batch shape changes
-the last bit of the logits, the winner changes as rarely as the distribution does, which would not be so if a
-uniform number were looked up in the cumulative sum.
+probability p_i (the Gumbel-max trick without logarithms of p). The e_i depend only on (seed, position, i), so
+a request draws the same tokens alone, among others, or resumed. If another batch shape changes the last bit
+of the logits, the winner changes as rarely as the distribution does; looking up a uniform number in the
+cumulative sum would not guarantee that.
 """
 
 import hashlib
@@ -31,18 +31,18 @@ repeats."""
 
 TABLE_SEED = 0x5EED
 UNIT = (1 - 2**-24) / 2**31
-"""Factor that maps 31 random bits to (0, 1), and not to 1.0 in float32, where noise would be infinite."""
+"""Maps 31 random bits to (0, 1), but never to 1.0 in float32, where noise would be infinite."""
 
 NUMBERS_AT_ONCE = 1 << 17
-"""Logits sampled in one portion on a CPU, so that its cache holds them: a third of the time at 32000 tokens
-and 64 rows."""
+"""Number of logits sampled in one portion on a CPU, so that its cache holds them: this takes a third of the
+time at 32000 tokens and 64 rows."""
 
 RUN = 64
-"""Length of the runs in which the smallest number is looked for: a minimum is many times as fast as its
+"""Length of the runs in which the smallest number is searched: a minimum is many times as fast as its
 index."""
 
 WORTH_RUNS = 1 << 16
-"""Size of a table from which on runs are worth their additional operations."""
+"""Size of a table from which runs are worth their additional operations."""
 
 NEVER_CUT = 2.0
 """A top_p that keeps every token: a rounded cumulative sum may exceed 1 before the last of them."""
@@ -51,9 +51,9 @@ NEVER_CUT = 2.0
 class Noise:
     """Standard exponential noise [rows, vocab], one stream per row.
 
-    Two tables hold fixed random words. A row reads one window of each, at offsets that its seed and position
-    decide, and adds them modulo 2^32: the sum is uniform whatever one of them holds, and rows have noise in
-    common only where both offsets agree. That is two copies, where hashing every cell is a dozen passes.
+    Two tables hold fixed random words. A row reads one window of each, at offsets given by its seed and
+    position, and adds them modulo 2^32: the sum is uniform whatever one of them holds, and rows share noise
+    only if both offsets agree. This takes two copies; hashing every cell would take a dozen passes.
     """
 
     def __init__(self, vocab: int, rows: int, device: torch.device) -> None:
@@ -67,7 +67,7 @@ class Noise:
         self._strides = torch.tensor(STRIDES, device=device)[:, None]
 
     def seed(self, rows: Tensor, seeds: Sequence[int | None], positions: Sequence[int]) -> None:
-        """Starts the streams of `rows` just before `positions`. Without a seed the stream cannot be
+        """Starts the streams of `rows` just before `positions`. A stream without a seed cannot be
         repeated."""
         offsets = [_offsets(seed, position - 1) for seed, position in zip(seeds, positions, strict=True)]
         self._offsets.index_copy_(1, rows, torch.tensor(offsets, device=rows.device).T)
@@ -81,7 +81,7 @@ class Noise:
         offsets = self._offsets.narrow(1, first, rows).add_(self._strides).bitwise_and_(WORDS - 1)
         words = self._windows[0].index_select(0, offsets[0])
         words.add_(self._windows[1].index_select(0, offsets[1]))
-        # log1p(-u) and not log(u): float32 is fine near 0, where the winners are, and coarse near 1.
+        # log1p(-u), not log(u): float32 is fine near 0, where the winners are, and coarse near 1.
         return words.abs_().float().mul_(-UNIT).log1p_()
 
     def streams(self, rows: int) -> Streams:
@@ -114,11 +114,11 @@ class Sampler:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets the settings that occur: no row is in use."""
+        """Forgets which settings occur: no row is in use."""
         self._any_sampled = self._any_greedy = self._any_tempered = self._any_filtered = False
 
     def write(self, rows: Tensor, sampling: Sequence[SamplingParams], positions: Sequence[int]) -> None:
-        """Sets `rows` up for requests whose next token has these positions in its sequence."""
+        """Sets up `rows` for requests whose next token has these positions in its sequence."""
         settings = torch.tensor([_settings(params) for params in sampling], device=rows.device)
         self._settings.index_copy_(1, rows, settings.T)
         self._noise.seed(rows, [params.seed for params in sampling], positions)
@@ -166,7 +166,7 @@ class Sampler:
 
 
 def _settings(params: SamplingParams) -> tuple[float, float, float]:
-    """Returns temperature, top_p, greedy. A greedy row reports the plain softmax, where nothing else
+    """Returns temperature, top_p, greedy. A greedy row reports the plain softmax, to which no other setting
     applies."""
     if params.temperature == 0:
         return 1.0, NEVER_CUT, 1.0
@@ -190,7 +190,7 @@ def smallest(table: Tensor) -> Tensor:
 
 
 def keep_likely(logits: Tensor, top_p: Tensor) -> Tensor:
-    """Sets logits to -inf for all but the fewest likeliest tokens with `top_p` [rows, 1] of the mass.
+    """Sets logits to -inf except for the smallest set of likeliest tokens with `top_p` [rows, 1] of the mass.
 
     The likeliest token always stays; equal logits rank by token id.
     """

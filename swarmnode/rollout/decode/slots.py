@@ -11,15 +11,15 @@ from swarmnode.rollout.decode.weights import Shape
 # ---- keys and values of sequences of similar length, side by side in one table ----
 
 GROWTH = 2
-"""Ratio of the widths of neighbouring bands, and growth factor of a band's places."""
+"""Ratio between the widths of adjacent bands, and growth factor of a band's places."""
 
 FULL = 0.75
-"""Share of a band above which sequences do not enter it, and leave it together with one that must: they would
-soon have to, and moving many at once costs little more than moving one."""
+"""Share of a band's width above which sequences do not enter it, and leave it together with one that must:
+they would have to leave soon, and moving many at once costs little more than moving one."""
 
 NARROWEST_ON_CPU = 64
 NARROWEST_ON_GPU = 512
-"""Width of the first band on a GPU, which reads so fast that starting the products of one more band costs
+"""Width of the first band on a GPU, which reads so fast that launching the products of one more band costs
 more."""
 
 
@@ -31,29 +31,29 @@ class Band:
     ) -> None:
         self.width = width
         self.rows: list[int] = []
-        """Whose sequence is in place 0, 1, ..."""
+        """Row of the sequence in place 0, 1, ..."""
         self.starts: list[int] = []
-        """The tick of their first prompt token."""
+        """Tick of each sequence's first prompt token."""
         self._shape = shape
         self._max_rows = max_rows
         self._places: dict[int, int] = {}  # by row
-        # Fresh memory on a CPU costs as much as several steps. On a GPU torch hands it on to the next band.
+        # Fresh memory on a CPU costs as much as several steps. On a GPU, torch reuses it for the next band.
         self._keeps_memory = device.type == "cpu"
         self._cache = torch.zeros(cache_size(shape, 0, width), dtype=dtype, device=device)
         self._lines = torch.zeros(0, 0, dtype=torch.int64, device=device)
 
     def longest(self, tick: int) -> int:
-        """Returns the tokens of the longest sequence, that of `tick` included."""
+        """Returns the number of tokens of the longest sequence, including that of `tick`."""
         return tick + 1 - min(self.starts)
 
     @property
     def cache(self) -> Tensor:
-        """Keys and values as in `cache_size`, with some free places behind those of `rows`."""
+        """Keys and values as in `cache_size`, with some free places after those of `rows`."""
         return self._cache
 
     @property
     def lines(self) -> Sequence[Tensor]:
-        """Returns each table of the cache as lines [places * kv_heads * width, d]."""
+        """The tables of the cache as lines [places * kv_heads * width, d]."""
         return self._cache.flatten(1, 3).unbind(0)
 
     def lines_at(self, positions: Tensor) -> Tensor:
@@ -62,12 +62,13 @@ class Band:
 
     def tables(self, columns: int) -> Tensor:
         """Returns the first columns of all sequences, [2 * layers, rows * kv_heads, columns, d]. Columns
-        beyond the longest hold old numbers. The band may be narrower."""
+        beyond the longest hold stale numbers. A narrower band returns fewer columns."""
         columns = min(columns, self.width)
         return self._cache.narrow(1, 0, len(self.rows)).flatten(1, 2).narrow(2, 0, columns)
 
     def add(self, rows: Sequence[int], starts: Sequence[int], cache: Tensor) -> None:
-        """Adds sequences. `cache` is theirs, from column 0; values beyond their ends do not matter."""
+        """Adds sequences. `cache` holds their keys and values, from column 0; values beyond their ends do not
+        matter."""
         first, count = len(self.rows), len(rows)
         if first + count > self._cache.shape[1]:
             self._grow(first + count)
@@ -79,14 +80,14 @@ class Band:
 
     def overgrown(self, tick: int) -> list[int]:
         """Returns the rows that have to leave before the token of `tick` is written: none, or all that nearly
-        fill it."""
+        fill the band."""
         if not self.rows or self.longest(tick) <= self.width:
             return []
         limit = FULL * self.width
         return [row for row, start in zip(self.rows, self.starts, strict=True) if tick + 1 - start > limit]
 
     def take(self, rows: Sequence[int], columns: int) -> tuple[list[int], Tensor]:
-        """Removes sequences. Returns their starts, and the first columns of their keys and values: to be
+        """Removes sequences. Returns their starts, and the first columns of their keys and values, to be
         copied before the band changes again."""
         places = [self._places[row] for row in rows]
         starts = [self.starts[place] for place in places]
@@ -94,17 +95,17 @@ class Band:
         everybody = places == list(range(len(self.rows)))
         cache = cache.narrow(1, 0, len(places)) if everybody else cache.index_select(1, self._index(places))
         self.remove(rows)
-        if everybody:  # They enter a wider band: both tables at once are more than the memory plan counts.
+        if everybody:  # They enter a wider band: the memory plan does not count both tables.
             self._free()
         return starts, cache
 
     def cache_of(self, row: int, until_tick: int) -> Tensor:
-        """Returns the keys and values of one sequence up to a tick, without it."""
+        """Returns the keys and values of one sequence before a tick."""
         place = self._places[row]
         return self._cache[:, place, :, : until_tick - self.starts[place]]
 
     def remove(self, rows: Iterable[int]) -> None:
-        """Removes sequences. The last ones take their places."""
+        """Removes sequences. The last ones fill their places."""
         gone = {self._places.pop(row) for row in rows}
         kept = len(self.rows) - len(gone)
         holes = sorted(place for place in gone if place < kept)
@@ -141,7 +142,7 @@ class Band:
 
 
 def band_widths(narrowest: int, max_length: int) -> list[int]:
-    """Returns geometric widths, up to `max_length`.
+    """Returns geometric widths up to `max_length`.
 
     >>> band_widths(64, 200)
     [64, 128, 200]
@@ -157,7 +158,7 @@ def band_widths(narrowest: int, max_length: int) -> list[int]:
 
 def rounded_up(count: int, step: int = 1) -> int:
     """Returns `count` rounded up to a multiple of `step`, or of a sixteenth of a power of two: hardly more,
-    and few different numbers.
+    and with few distinct results.
 
     >>> [rounded_up(count) for count in (7, 33, 40, 41, 65)]
     [7, 34, 40, 42, 68]
@@ -167,19 +168,19 @@ def rounded_up(count: int, step: int = 1) -> int:
 
 
 def cache_size(shape: Shape, rows: int, columns: int) -> tuple[int, int, int, int, int]:
-    """Returns the size of a cache, a table of keys and one of values for each layer: [2 * layers, rows,
+    """Returns the size of a cache, with a table of keys and one of values per layer: [2 * layers, rows,
     kv_heads, columns, d]."""
     return (2 * shape.layers, rows, shape.kv_heads, columns, shape.head_dim)
 
 
-# ---- what was sampled, by tick ----
+# ---- sampled tokens, by tick ----
 
 LINES = 64
-"""Lines at first. They are few numbers beside the keys and values."""
+"""Initial number of lines. They are small compared to the keys and values."""
 
 
 class History:
-    """Lines of `rows` numbers, one per tick. A line is dropped when no living row sampled in it."""
+    """Lines of `rows` numbers, one per tick. A line is dropped once no living row sampled in it."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
         self._first_tick = 0
@@ -210,7 +211,7 @@ class History:
             table.narrow(1, 0, len(rows)).copy_(table.index_select(1, rows))
 
     def _make_room(self, tick: int, oldest_tick: int) -> None:
-        """Moves the needed lines to the front, of a longer table if they are more than half of it."""
+        """Moves the needed lines to the front, of a longer table if they fill more than half of it."""
         needed = tick - oldest_tick
         lines = len(self._tokens) * (2 if 2 * needed > len(self._tokens) else 1)
         start = oldest_tick - self._first_tick
@@ -236,9 +237,9 @@ class Slots:
         self, shape: Shape, max_rows: int, max_length: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.rows = 0
-        """Rows below this are sampled for. Some of them may be dead: nobody reads what they get."""
+        """Rows below this are sampled. Some of them may be dead: nobody reads their tokens."""
         self.tick = 0
-        """When the newest tokens were sampled. Their keys and values are not yet in a band."""
+        """Tick of the newest tokens. Their keys and values are not in a band yet."""
         self._max_rows = max_rows
         self._device = device
         narrowest = NARROWEST_ON_CPU if device.type == "cpu" else NARROWEST_ON_GPU
@@ -246,7 +247,7 @@ class Slots:
             Band(shape, width, max_rows, dtype, device) for width in band_widths(narrowest, max_length)
         ]
         self._band_of: dict[int, Band] = {}
-        self._first_ticks: dict[int, int] = {}  # of living rows: when their first token was sampled
+        self._first_ticks: dict[int, int] = {}  # of living rows: the tick of their first token
         self._holes: list[int] = []
         self._history = History(max_rows, device)
         self._order: Tensor | None = None
@@ -260,11 +261,11 @@ class Slots:
     def free(self) -> int:
         return self._max_rows - self.alive
 
-    # What one step of the decoder reads and writes. Its order changes only between steps.
+    # Read and written by one step of the decoder. The order changes only between steps.
 
     @property
     def bands(self) -> list[Band]:
-        """Bands that hold any sequence."""
+        """Bands that hold at least one sequence."""
         return [band for band in self._bands if band.rows]
 
     @property
@@ -280,11 +281,11 @@ class Slots:
         return self._order
 
     def newest_tokens(self) -> Tensor:
-        """Tokens to feed, in the order of `order`."""
+        """Returns the tokens to feed, in the order of `order`."""
         return self._history.tokens(self.tick, self.order)
 
     def positions(self) -> Tensor:
-        """Positions of the tokens to feed, in the order of `order`."""
+        """Returns the positions of the tokens to feed, in the order of `order`."""
         if self._starts is None:
             self._starts = self._index([start for band in self._bands for start in band.starts])
         return torch.rsub(self._starts, self.tick)
@@ -301,7 +302,7 @@ class Slots:
         self.tick += 1
         self._history.append(self.tick, tokens, logprobs, min(self._first_ticks.values()))
 
-    # Sequences come and go
+    # Adding and removing sequences
 
     def claim(self, count: int) -> list[int]:
         """Takes `count` rows (at most `free`), dead ones first."""
@@ -313,8 +314,8 @@ class Slots:
     def place(
         self, rows: Sequence[int], lengths: Sequence[int], cache: Tensor, sources: Sequence[int]
     ) -> None:
-        """Starts sequences whose tokens before the next one are computed. `cache` is that of some prompts,
-        padded on the right; that of `rows[i]` is in place `sources[i]`."""
+        """Starts sequences whose tokens before the next one are computed. `cache` holds some prompts, padded
+        on the right; that of `rows[i]` is in place `sources[i]`."""
         by_band: dict[int, list[int]] = {}
         for member, length in enumerate(lengths):
             by_band.setdefault(self._band_for(length), []).append(member)
@@ -330,11 +331,11 @@ class Slots:
 
     def cache_of(self, row: int) -> Tensor:
         """Returns the keys and values of a row up to the token before its newest, [2 * layers, kv_heads,
-        columns, d]: to be copied before the band changes again."""
+        columns, d], to be copied before the band changes again."""
         return self._band_of[row].cache_of(row, self.tick)
 
     def release(self, rows: Sequence[int]) -> None:
-        """Releases rows. They are sampled on until claimed again or closed up."""
+        """Releases rows. They continue to be sampled until claimed again or closed up."""
         leaving: dict[int, list[int]] = {}
         for row in rows:
             leaving.setdefault(self._band_of.pop(row).width, []).append(row)
@@ -347,7 +348,8 @@ class Slots:
         self._order = self._starts = None
 
     def close_up(self) -> list[int]:
-        """Moves the living rows to the front; row i is the former row `result[i]`. No key or value moves."""
+        """Moves the living rows to the front; row i is the former row `result[i]`. Moves no keys or
+        values."""
         kept = sorted(self._band_of)
         names = {former: row for row, former in enumerate(kept)}
         self._history.keep(self._index(kept))

@@ -1,4 +1,4 @@
-"""The common part of engines in torch: requests, rows, policy versions and spans. The arithmetic is theirs.
+"""The common part of engines in torch: requests, rows, policy versions and spans, but no arithmetic.
 
 [TorchEngine] <- embedded.py | extensions/generate/generate_engine.py
 """
@@ -61,9 +61,9 @@ class TorchEngine(ABC):
         self._next_deadline = NEVER
         self._newest = newest
         self._policies = {newest.version: newest}
-        """By version. The base is among them only while somebody samples from it by name."""
+        """By version. The base is among them only while a request samples from it by name."""
 
-    # What the arithmetic half provides
+    # Provided by the arithmetic half
 
     @property
     @abstractmethod
@@ -71,7 +71,7 @@ class TorchEngine(ABC):
 
     @abstractmethod
     def _step(self) -> Sequence[Output]:
-        """Samples one token for every running row, after waiting requests took the free rows."""
+        """Samples one token for every running row, after giving free rows to waiting requests."""
 
     @abstractmethod
     def _harvest(self, rows: Sequence[int], since: int) -> tuple[list[list[int]], list[list[float]]]:
@@ -95,7 +95,7 @@ class TorchEngine(ABC):
 
     @abstractmethod
     def _check_versions(self, staying: Iterable[DecodePolicy]) -> None:
-        """Raises EngineError unless the engine has room for a new policy beside these."""
+        """Raises EngineError unless the engine has room for a new policy in addition to these."""
 
     @abstractmethod
     def _pairs(self, update: PolicyUpdate) -> LoraPairs:
@@ -103,7 +103,7 @@ class TorchEngine(ABC):
 
     @abstractmethod
     def _merge(self, pairs: LoraPairs, former: Layers | None) -> Layers:
-        """Returns a policy ready for sampling. `former` are layers that are no longer needed."""
+        """Returns a policy ready for sampling. `former`: layers that are no longer needed."""
 
     @abstractmethod
     def _base(self) -> DecodePolicy:
@@ -111,8 +111,8 @@ class TorchEngine(ABC):
 
     @abstractmethod
     def _keep(self, row: int, policy: DecodePolicy, token_ids: Sequence[int]) -> None:
-        """Called as a request stops that may go on. Its row has keys and values for all of these tokens but
-        the newest, under this policy; they may be kept now."""
+        """Called when a request stops that may go on. Its row has keys and values for all of these tokens
+        except the newest, under this policy; they may be kept now."""
 
     # The Protocol
 
@@ -186,7 +186,7 @@ class TorchEngine(ABC):
         return (*running, *(one for one in waiting if chosen is None or one.request_id in chosen))
 
     def sleep(self) -> Sequence[Output]:
-        # The merged weights stay: only keys and values grow with what is in flight.
+        # The merged weights stay: only keys and values grow with the requests in flight.
         outputs = self.abort()
         self._clear()
         return outputs
@@ -213,7 +213,7 @@ class TorchEngine(ABC):
         return set(self._policies) - {BASE_VERSION}
 
     def _staying(self, new_version: int) -> set[DecodePolicy]:
-        """Returns the policies that are still sampled from after an update, besides the new one."""
+        """Returns the policies, other than the new one, that are still sampled from after an update."""
         running = {one.policy for one in self._running.values() if one.request.version is not None}
         waiting = {request.version for request in self._queue.waiting} - {None, new_version}
         return running | {policy for version, policy in self._policies.items() if version in waiting}
@@ -222,7 +222,7 @@ class TorchEngine(ABC):
         former = self._newest.layers
         spare = None if any(policy.layers is former for policy in staying) else former
         self._newest = DecodePolicy(version, self._merge(pairs, spare), is_base=not pairs)
-        # Where a number was given twice, it now names the later one of those that stay.
+        # If a number was used twice, it now names the later one of those that stay.
         named = {number: policy for number, policy in self._policies.items() if policy in staying}
         self._policies = {policy.version: policy for policy in staying} | named | {version: self._newest}
 
@@ -242,7 +242,7 @@ class TorchEngine(ABC):
     def _start(
         self, rows: Sequence[int], requests: Sequence[Request], kept_tokens: Sequence[int] | None = None
     ) -> None:
-        """Starts rows whose first token is sampled next. `kept_tokens` of each did not have to be
+        """Starts rows whose first token is sampled next. `kept_tokens`: for each, the number that need not be
         computed."""
         kept = [0] * len(requests) if kept_tokens is None else kept_tokens
         index = torch.tensor(rows, device=self._device)
@@ -258,7 +258,7 @@ class TorchEngine(ABC):
             self._next_deadline = min(self._next_deadline, running.last_tick)
 
     def _ended(self, tokens: Tensor) -> dict[int, FinishReason]:
-        """Returns the rows that the newest tokens ended."""
+        """Returns the rows that the newest tokens ended, with the reason."""
         ended: dict[int, FinishReason] = {
             row: "stop" for row in self._stops.hit(tokens) if row in self._running
         }
@@ -281,14 +281,14 @@ class TorchEngine(ABC):
             request = running.request
             self._queue.close(request.request_id)
             outputs.append(Output(request.request_id, completion, reason, running.kept_tokens))
-            # Stale ones would make the next turn stale as well, where it can be fresh.
+            # Stale keys would make the next turn stale as well, although it can be fresh.
             if request.goes_on and reason == "stop" and running.kv == "fresh":
                 self._keep(row, running.policy, request.prompt_ids + completion.token_ids)
         self._vacate(list(ended))
         return outputs
 
     def _put_back(self, rows: Sequence[int]) -> None:
-        """Releases these rows; their requests wait before all others and go on where they are."""
+        """Releases these rows; their requests wait before all others and continue where they stopped."""
         if not rows:
             return
         sampled = self._collect(rows)

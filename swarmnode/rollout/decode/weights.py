@@ -4,9 +4,9 @@ family.py (which tensors, and what is done with them) --v
 transformers model -> [weights] -> layers of one policy -> policy_mix.py -> decoder.py
 PolicyUpdate ---------^   merged from the base each time (adapter.py), so that no rounding adds up
 
-What differs from `transformers`: gate and up are one matrix; q, k and v are one matrix, ordered by key head
-(its queries, its key, its value), so that no head has to be copied to be multiplied; and within q and k the
-partners of a rotary pair are neighbours, so that a rotation is one multiplication of complex numbers.
+Differences from `transformers`: gate and up are one matrix; q, k and v are one matrix, ordered by key head
+(its queries, its key, its value), so that no head has to be copied before it is multiplied; and within q and
+k the partners of a rotary pair are adjacent, so that a rotation is one multiplication of complex numbers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,38 +37,39 @@ class Shape:
     vocab: int
     norm_eps: float
     score_scale: float | None = None
-    """Factor of queries times keys. None: head_dim^(-1/2)."""
+    """Factor on queries times keys. None: head_dim^(-1/2)."""
     score_cap: float | None = None
     """The c of c tanh(score / c). None: scores are not capped."""
 
     @property
     def group(self) -> int:
-        """Query heads per key head."""
+        """Number of query heads per key head."""
         return self.heads // self.kv_heads
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """The window and rotations of one kind of layers. Most families have one kind, Gemma 3 has two."""
+    """The window and rotations of one kind of layer. Most families have one kind, Gemma 3 has two."""
 
     window: int | None
-    """Tokens in sight, the newest included. None: all. The cache holds the other tokens all the same."""
+    """Number of visible tokens, including the newest. None: all. The cache holds the other tokens all the
+    same."""
     inv_freq: Tensor
-    """Angles per position, [head_dim / 2] float32, of each pair of dimensions."""
+    """Angle per position of each pair of dimensions, [head_dim / 2] float32."""
     rotary_scaling: float
     """Factor of cosines and sines."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer. A policy changes its matrices and nothing else."""
+    """One decoder layer. A policy changes only its matrices."""
 
     attention_norm: Tensor
     qkv: Matrix
     """Projections of attention, by key head: its queries, its key, its value."""
     qk_norm: Tensor | None
-    """Scale of a norm over each query and over the key, [queries of a key head + 1, head_dim]. On a CPU in
-    float32."""
+    """Scale of a norm over each query and over the key, [queries of a key head + 1, head_dim]. In float32 on
+    a CPU."""
     out: Matrix
     out_norm: Tensor | None
     """Scale of a norm over the output of attention."""
@@ -92,7 +93,7 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
     if (reason := family.why_not(config)) is not None:
         return reason
     if family.score_cap_of(config) is not None and config._attn_implementation != "eager":
-        # A trainer that computes other log-probabilities than were sampled from would learn from noise.
+        # If training computed other log-probabilities than were sampled from, it would learn from noise.
         return f"its attention {config._attn_implementation} leaves out the cap of its scores (eager has it)"
     return _why_not_these(model, family)
 
@@ -118,7 +119,7 @@ def _why_not_these(model: PreTrainedModel, family: Family) -> str | None:
 
 
 def _biases(family: Family, layers: int, found: set[str]) -> set[str]:
-    """Returns the names of added biases: all modules of a matrix have one, or none."""
+    """Returns the names of added biases: either all modules of a matrix have one, or none has."""
     matrices = (modules for layer in range(layers) for modules in family.projections(layer))
     wanted = ({f"{module}.bias" for module in modules} for modules in matrices)
     return {name for names in wanted if names <= found for name in names}
@@ -132,8 +133,8 @@ def longest_sequence(model: PreTrainedModel) -> int:
 
 
 class FusedWeights:
-    """The common weights of all policies over one base model, and the merging of a policy. The model is not
-    changed."""
+    """The weights common to all policies over one base model, and the merging of a policy. Leaves the model
+    unchanged."""
 
     def __init__(self, model: PreTrainedModel, device: torch.device) -> None:
         if (reason := unsupported_reason(model)) is not None:
@@ -152,7 +153,7 @@ class FusedWeights:
         self.embedding_scale = _rounded(family.embedding_scale(model.config), self.embedding.dtype)
         kinds, self.kind_of_layer = _kinds(model, family)
         self.kinds = [replace(kind, inv_freq=kind.inv_freq.to(device)) for kind in kinds]
-        """`kind_of_layer` has the index of each layer's in here."""
+        """Indexed by `kind_of_layer`."""
 
     def pairs(self, update: PolicyUpdate) -> dict[str, LoraPair]:
         """Returns the LoRA of a policy by module. Raises EngineError if it does not fit this model."""
@@ -160,8 +161,8 @@ class FusedWeights:
 
     @torch.inference_mode()
     def merged(self, pairs: Mapping[str, LoraPair], former: Layers | None = None) -> Layers:
-        """Returns the base with a LoRA. `former` are layers that are no longer needed: they are replaced one
-        by one, so that there is never more than one of them twice."""
+        """Returns the base with a LoRA merged. `former`: layers that are no longer needed; they are replaced
+        one by one, so that at most one of them exists twice."""
         layers = [] if former is None else former
         for index in range(self.shape.layers):
             layers[index : index + 1] = [self._layer(index, pairs)]
@@ -268,7 +269,7 @@ def _head_dim(model: Any) -> int:
 
 
 def _kinds(model: Any, family: Family) -> tuple[list[LayerKind], list[int]]:
-    """Returns the kinds of layers, and the kind of each layer."""
+    """Returns the kinds of layers, and the index of each layer's kind."""
     config, rotary = model.config, model.model.rotary_emb
     layers = range(config.num_hidden_layers)
     names = [(family.window_of(config, layer), family.rope_prefix(config, layer)) for layer in layers]
@@ -290,7 +291,7 @@ def _rounded(number: float | None, dtype: torch.dtype) -> float | None:
 
 
 def _base_parameters(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Returns parameters by the names that they had before PEFT put LoRA layers into the model."""
+    """Returns parameters by the names they had before PEFT put LoRA layers into the model."""
     return {
         name.removeprefix(PEFT_PREFIX).replace(".base_layer.", "."): parameter.detach()
         for name, parameter in model.named_parameters(remove_duplicate=False)

@@ -1,4 +1,4 @@
-"""The number of requests to keep in the engine, from the cost of its steps."""
+"""Chooses the number of requests to keep in the engine, from the cost of its steps."""
 
 from collections import deque
 from math import ceil, floor
@@ -7,31 +7,33 @@ from statistics import fmean
 from swarmnode.rollout.schedule.step_times import StepCost, StepTimes
 
 SMALL_OVERHEAD = 0.1
-"""Value of a/(b*C) below which more requests could save at most this share of a step's time."""
+"""Value of a/(b*C) below which more requests would save at most this share of a step's time."""
 
 MARGIN_VERSIONS = 2
-"""Versions kept back from the bound on age: an answer waits for its group, a group for the end of a round."""
+"""Versions to stay below the bound on age: an answer waits for its group, and a group for the end of a
+round."""
 
 REFILL_SHARE = 1 / 16
-"""Share of C that must be free before requests start. A step that starts any costs extra, however many; so
-they start in batches, and slots that are empty meanwhile cost less."""
+"""Share of C that must be free before requests start. A step that starts any requests costs extra, however
+many; so they start in batches, and the slots that are empty meanwhile cost less."""
 
 RAMP = (1 / 8, 1 / 4, 1 / 2)
-"""Shares of C in the first steps: steps of a single size would not tell a from b."""
+"""Shares of C in the first steps: steps of a single size could not separate a from b."""
 STEPS_PER_RAMP_LEVEL = 6
 
 RECENT_COMPLETIONS = 1024
-"""Number of recent completions from which the longest and the mean length are taken."""
+"""Number of recent completions over which the longest and the mean length are taken."""
 
 
 def choose_concurrency(
     cost: StepCost | None, tail: float | None, *, round_requests: int, max_running: int, max_lag: int
 ) -> int:
-    """Requests to keep in the engine: enough to hide the base of a step, few enough to stay young.
+    """Returns the number of requests to keep in the engine: enough to hide the base of a step, few enough to
+    stay young.
 
-    `tail` is longest/mean length, `round_requests` the completions of one round. Never fewer than those:
-    below, a round is slower than a synchronous one, and the bound on age is kept anyway
-    (departure_order.py). While either measurement is missing, as many.
+    `tail` is longest/mean length, `round_requests` the completions of one round. Returns at least that many,
+    up to `max_running`: with fewer, a round would be slower than a synchronous one, and departure_order.py
+    keeps the bound on age anyway. While either measurement is missing, the number is `round_requests`.
 
     >>> cost = StepCost(base_s=0.035, per_request_s=0.001)
     >>> choose_concurrency(cost, 5.0, round_requests=256, max_running=1024, max_lag=16)
@@ -79,12 +81,12 @@ class ConcurrencyControl:
         self._tokens: deque[int] = deque(maxlen=RECENT_COMPLETIONS)
         self._steps = 0
         self.concurrency = 1
-        """C: requests that the engine should have."""
+        """C: the number of requests that the engine should have."""
         self.choose()
 
     @property
     def cost(self) -> StepCost | None:
-        """Cost of a step, as measured so far. None: not known yet."""
+        """Measured cost of a step. None: not known yet."""
         return self._times.cost()
 
     @property
@@ -94,8 +96,9 @@ class ConcurrencyControl:
 
     @property
     def limit(self) -> int:
-        """Requests that the engine may have before the next step: C, but for the first few steps. Most of
-        those start nothing (but never leave the engine empty), so that they can be measured."""
+        """The most requests that the engine may have before the next step: C, except during the first few
+        steps. Most of those start nothing (but never leave the engine empty), so that they can be
+        measured."""
         level, step = divmod(self._steps, STEPS_PER_RAMP_LEVEL)
         if self._fixed is not None or level >= len(RAMP):
             return self.concurrency
@@ -108,8 +111,8 @@ class ConcurrencyControl:
         return free if free >= max(1, int(self.concurrency * REFILL_SHARE)) or not in_engine else 0
 
     def observe_step(self, running: int, seconds: float | None, context: int = 0) -> None:
-        """`seconds`: None for a step that did more than advance running requests. `context`: tokens that all
-        of them together look back on."""
+        """Records a step. `seconds`: None if the step did more than advance running requests. `context`:
+        total number of tokens that all of them attend to."""
         self._steps += 1
         if seconds is not None:
             self._times.observe(running, seconds, context)

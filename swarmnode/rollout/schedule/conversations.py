@@ -1,4 +1,4 @@
-"""Conversations of a policy with its environments: asking them in threads, deadlines, and their answers."""
+"""Conversations of a policy with its environments: threads that ask them, deadlines, and their answers."""
 
 import logging
 import threading
@@ -22,13 +22,13 @@ from swarmnode.types import Example
 logger = logging.getLogger(__name__)
 
 MOST_ASKED = 16
-"""Most episodes asked at the same time, each in a thread."""
+"""The most episodes asked at the same time, each in a thread."""
 
 MOST_STUCK = 64
-"""Most threads that overran and did not return. With so many, no environment is asked."""
+"""The most threads that overran and did not return. With that many, no environment is asked."""
 
 LONGEST_WAIT_S = 0.2
-"""Longest wait in seconds without a look at whether the round should end, while all that is left waits for
+"""The longest wait in seconds before checking again if the round should end, while everything left waits for
 environments."""
 
 Observed = tuple[Message, ...]
@@ -40,30 +40,32 @@ class ConversationRules:
 
     environments: Mapping[str, Environment]
     turn_timeout_s: float
-    """Longest that an environment may work on one turn, in seconds, without waiting for earlier ones."""
+    """The longest time that an environment may work on one turn, in seconds, without waiting for earlier
+    ones."""
 
     def environment_of(self, example: Example) -> Environment | None:
         """Returns the environment of an example's task. None: the task does not answer back."""
         return self.environments.get(example.key.task)
 
     def most_turns(self, example: Example) -> int:
-        """Returns the most turns that the policy has with this example."""
+        """Returns the most turns that the policy gets with this example."""
         return self.environments[example.key.task].most_turns
 
     def bounded(self, request: Request, example: Example, turn: int) -> Request:
-        """Returns a request for no more than this turn; the first one is 1."""
+        """Returns the request for this turn, marked to go on if another turn may follow. Turns count from
+        1."""
         return replace(request, goes_on=turn < self.most_turns(example))
 
 
 NO_CONVERSATIONS = ConversationRules({}, turn_timeout_s=0.0)
-"""Rules of a policy none of whose tasks answers back."""
+"""Rules for a policy whose tasks never answer back."""
 
 
 def continued(
     member: OpenCompletion, observed: Observed, token_ids: Sequence[int], max_tokens: int
 ) -> OpenCompletion:
     """Returns the member after its environment's answer. It has ended if the environment has nothing more to
-    say, or the policy no tokens left behind it."""
+    say, or if the policy has no tokens left after the answer."""
     if not observed:
         return replace(member, asking=False, finish="stop")
     if len(member.sampled) + len(token_ids) >= max_tokens:
@@ -90,8 +92,8 @@ class _Question:
 
 
 class Conversations:
-    """The conversations of one scheduler. One thread calls it. A member of a group has at most one question
-    here, under its request's name."""
+    """The conversations of one scheduler, called from one thread. A member of a group has at most one open
+    question here, under its request's name."""
 
     def __init__(
         self,
@@ -102,7 +104,7 @@ class Conversations:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`budget`: the most tokens of a completion, by its example and its place in the group. Raises
-        ModelError if the policy's chat template can hold no conversation."""
+        ModelError if the policy's chat template cannot hold a conversation."""
         if rules.environments:
             renderer.observation_ids(({"role": "tool", "content": "7"},))
         self.rules = rules
@@ -110,26 +112,26 @@ class Conversations:
         self._budget = budget
         self._clock = clock
         self._questions: list[_Question] = []
-        """Questions whose answer nobody has heard yet."""
+        """Questions whose answer has not been heard yet."""
         self._left: list[Future[Observed | None]] = []
         """Answers that nobody waits for any more."""
         self._played_elsewhere: set[str] = set()
-        """Members whose environment has heard nothing of them in this process, by request name."""
+        """Request names of members whose environment has heard nothing of them in this process."""
         self._told: set[str] = set()
-        """Tasks of which it was said that a conversation broke off."""
+        """Tasks for which a broken-off conversation has been logged."""
         self._told_of_restart = False
         self._lock = threading.Lock()
-        """The lock of what follows: a thread that is done starts the next one."""
+        """Guards the fields below: a thread that is done starts the next one."""
         self._waiting: deque[_Question] = deque()
         self._threads = 0
 
     def __len__(self) -> int:
-        """Returns the number of members that wait for their environment."""
+        """Returns the number of members waiting for their environment."""
         return len(self._questions)
 
     def turn_over(self, group: OpenGroup, place: int) -> bool:
-        """Looks at a member that the engine returned as ended. Returns True if its environment is asked now,
-        so that the member has not ended."""
+        """Handles a member that the engine returned as ended. Returns True if its environment is now asked,
+        so the member has not ended."""
         member = group.members[place]
         environment = self.rules.environment_of(group.example)
         if environment is None or member.finish != "stop" or member.turns >= environment.most_turns:
@@ -139,7 +141,7 @@ class Conversations:
         return True
 
     def revive(self, group: OpenGroup) -> None:
-        """Continues the members of a group of another process, as far as their environments can."""
+        """Continues the members of a group from another process, as far as their environments can."""
         for place in group.unfinished:
             if group.members[place].observed:
                 self._played_elsewhere.add(group.request_id(place))
@@ -147,7 +149,7 @@ class Conversations:
             self._ask(group, place)
 
     def heard(self, should_stop: Callable[[], bool]) -> Iterator[tuple[OpenGroup, int]]:
-        """Returns the members whose environments have answered or failed: each has ended, or goes on. If an
+        """Yields the members whose environments have answered or failed: each has ended, or continues. If an
         environment was ended because the node stops, its members ask again in the next process. Raises
         TaskError for a broken environment."""
         done = [one for one in self._questions if one.answer is not None and one.answer.done()]
@@ -197,7 +199,7 @@ class Conversations:
             self._start()
 
     def _start(self) -> None:
-        """Asks waiting questions, as far as there are threads. The caller holds the lock."""
+        """Asks waiting questions while threads are free. The caller holds the lock."""
         while self._waiting and self._threads < MOST_ASKED:
             question = self._waiting.popleft()
             self._threads += 1
@@ -232,7 +234,7 @@ class Conversations:
         asked = question.answer
         return asked is not None and not asked.done() and asked.clock.left_s <= 0
 
-    # ---- what becomes of a member ----
+    # ---- results ----
 
     def _settle(self, question: _Question, should_stop: Callable[[], bool]) -> None:
         group, place = question.group, question.place
@@ -257,7 +259,7 @@ class Conversations:
         self._break_off(question.group, question.place, lost)
 
     def _lose(self, group: OpenGroup, place: int, lost: JudgementLost) -> None:
-        """Starts a conversation over that another process began and this one cannot replay."""
+        """Restarts a conversation that another process began and this one cannot replay, or breaks it off."""
         name = group.request_id(place)
         if name in self._played_elsewhere and not isinstance(lost, JudgementOverran):
             level = logging.DEBUG if self._told_of_restart else logging.INFO

@@ -10,8 +10,8 @@ from heapq import nsmallest
 
 
 def due_in_rounds(oldest_version: int | None, newest_version: int, max_lag: int) -> int:
-    """Returns the rounds that a group can still wait before it is trained on. Negative: it is too old
-    already.
+    """Returns the number of rounds that a group can still wait before it is trained on. Negative: it is too
+    old already.
 
     >>> due_in_rounds(7, newest_version=9, max_lag=4), due_in_rounds(None, 9, 4), due_in_rounds(4, 9, 4)
     (2, 4, -1)
@@ -20,7 +20,8 @@ def due_in_rounds(oldest_version: int | None, newest_version: int, max_lag: int)
 
 
 def leaves_room(due: int, others_due: Iterable[int], places: int, groups_per_round: int) -> bool:
-    """Returns True if a group may take one of this round's `places` and all groups due before it still fit.
+    """Returns True if a group may take one of this round's `places` and all groups that are due sooner still
+    fit.
 
     >>> leaves_room(5, [0, 1, 1], places=2, groups_per_round=8)
     True
@@ -31,19 +32,19 @@ def leaves_room(due: int, others_due: Iterable[int], places: int, groups_per_rou
     return all(ahead < places - 1 + other * groups_per_round for ahead, other in enumerate(sooner))
 
 
-# ---- whose turn it is to leave ----
+# ---- the order of leaving ----
 
 GROUPS_PER_DELAY = 48
-"""Groups that leave for one more that may stay behind them. Those that stay are the longest, two or three
-times the mean: so the mean of the groups that leave is lower by a twentieth at most."""
+"""Number of groups that must leave before one more may stay behind. Those that stay are the longest, two or
+three times the mean, so the mean of the leaving groups is lower by a twentieth at most."""
 
 RELAXATION = 1 / 8
-"""Share of the allowance that is taken back while fewer groups stay behind than may: if fewer are asked for,
+"""Share of the allowance that is taken back while fewer groups stay behind than may: if fewer are requested,
 or answers become alike, the way back is slow as well."""
 
 
 class DepartureOrder:
-    """The number of groups that may stay behind younger ones, and the groups that this allows to leave.
+    """The number of groups that may stay behind younger ones, and the groups that may leave as a result.
     Groups are identified by serial numbers: the lower, the older.
 
     >>> DepartureOrder().youngest_to_leave([3, 4, 5])
@@ -54,17 +55,17 @@ class DepartureOrder:
 
     def __init__(self, allowed: float = 0.0) -> None:
         self.allowed = allowed
-        """So many groups may stay behind; the fraction counts towards the next one."""
+        """Number of groups that may stay behind; the fraction counts towards the next one."""
         self._youngest_out = -1
 
     def youngest_to_leave(self, begun: Collection[int]) -> int:
-        """Returns the youngest begun group that may leave, as all older ones may."""
+        """Returns the youngest begun group that may leave; all older ones may, too."""
         oldest = nsmallest(int(self.allowed) + 1, begun)
-        # Who is older than one that has left is behind already.
+        # A group older than one that has left is behind already.
         return max(*oldest, self._youngest_out)
 
     def left(self, serial: int, begun: Collection[int]) -> None:
-        """Records that a group has left; `begun` are all others."""
+        """Records that a group has left; `begun` holds all others."""
         self._youngest_out = max(self._youngest_out, serial)
         behind = sum(other < self._youngest_out for other in begun)
         step = 1.0 if behind >= int(self.allowed) else -RELAXATION

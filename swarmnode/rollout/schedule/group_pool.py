@@ -1,4 +1,4 @@
-"""The groups that are not handed out yet, and the line of their members before the engine.
+"""The groups that are not handed out yet, and the queue of their members for the engine.
 
 tasks -> drawn -> begun -> [GroupPool] -> complete -> partial_rollouts.py hands out
 """
@@ -10,19 +10,19 @@ from swarmnode.rollout.schedule.open_group import OpenGroup
 
 
 class GroupPool:
-    """The groups that are not handed out yet, and the order in which members go to the engine: book-keeping
-    alone, without requests, sampling or decisions.
+    """The groups that are not handed out yet, and the order in which members go to the engine. Only
+    book-keeping: no requests, sampling or decisions.
 
     A group is in exactly one of `drawn` and `begun` until it is forgotten; `complete` lists the complete ones
     among `begun`. A member that has not ended is queued, in the engine, or waits for its environment.
     """
 
     def __init__(self, groups: Iterable[OpenGroup] = ()) -> None:
-        """`groups` have begun, the oldest first; none of their members is in the engine."""
+        """`groups` have begun, oldest first; none of their members is in the engine."""
         self.begun: dict[int, OpenGroup] = {group.serial: group for group in groups}
-        """Begun groups by serial, the oldest first."""
+        """Begun groups by serial, oldest first."""
         self.drawn: deque[OpenGroup] = deque()
-        """Not begun, the next one first."""
+        """Groups that have not begun, the next one first."""
         self.complete = [group for group in self.begun.values() if group.complete]
         """Complete groups in the order of completion."""
         self._line: deque[tuple[OpenGroup, int]] = deque()
@@ -30,7 +30,7 @@ class GroupPool:
 
     @property
     def unhanded(self) -> list[OpenGroup]:
-        """All groups that are not handed out yet, the oldest first."""
+        """All groups that are not handed out yet, oldest first."""
         return [*self.begun.values(), *self.drawn]
 
     @property
@@ -38,13 +38,14 @@ class GroupPool:
         return bool(self._line)
 
     def begin(self) -> None:
-        """Begins the next drawn group: its members are queued."""
+        """Begins the next drawn group: queues its members."""
         group = self.drawn.popleft()
         self.begun[group.serial] = group
         self._line.extend((group, place) for place in group.for_the_engine)
 
     def next_members(self, limit: int) -> tuple[OpenGroup, list[int]]:
-        """Takes the first member of the queue, and the following ones of the same group, at most `limit`."""
+        """Takes at most `limit` members of one group off the queue: the first, and those of its group right
+        after it."""
         group, first = self._line.popleft()
         places = [first]
         while len(places) < limit and self._line and self._line[0][0] is group:
@@ -52,7 +53,7 @@ class GroupPool:
         return group, places
 
     def line_up(self, in_engine: Container[str]) -> None:
-        """Queues all members that have neither ended nor are in the engine: those with tokens first, then by
+        """Queues all members that have not ended and are not in the engine: those with tokens first, then by
         age."""
         waiting = [
             (group, place)
@@ -63,13 +64,13 @@ class GroupPool:
         self._line = deque(sorted(waiting, key=lambda entry: not entry[0].members[entry[1]].sampled))
 
     def start_over(self, group: OpenGroup) -> None:
-        """Forgets a group's tokens; its members are queued as new ones. None of them may be in the engine."""
+        """Forgets a group's tokens and queues its members as new ones. None of them may be in the engine."""
         self._remove(group)
         group.start_over()
         self._line.extend((group, place) for place in group.for_the_engine)
 
     def forget(self, group: OpenGroup) -> None:
-        """Removes a group that has been handed out, or is left out."""
+        """Removes a group that has been handed out, or that is skipped."""
         del self.begun[group.serial]
         self._remove(group)
 

@@ -11,12 +11,12 @@ from swarmnode.bounded_dict import BoundedDict
 from swarmnode.chat import written_prompt
 from swarmnode.types import Example
 
-# ---- how long the answers to a prompt will be ----
+# ---- expected lengths of the answers to a prompt ----
 
 NEWEST_SHARE = 0.5
 """Weight of the newest group in a prompt's average: the policy changes, and its answers with it."""
 NEWEST_SHARE_OF_TASK = 0.1
-"""Weight of the newest length in a task's average, where single prompts differ much more."""
+"""Weight of the newest length in a task's average; smaller, because single prompts differ much more."""
 MAX_PROMPTS = 4096
 MAX_TASKS = 256
 
@@ -45,14 +45,14 @@ class LengthEstimates:
         self._tasks.observe(example.key.task, mean_tokens)
 
     def expected_tokens(self, example: Example) -> float | None:
-        """Returns the expected length in tokens. None: neither the prompt nor its task was answered
+        """Returns the expected length in tokens. None: neither the prompt nor its task has been answered
         before."""
         own = self._prompts.values.get(_prompt_digest(example))
         return self._tasks.values.get(example.key.task) if own is None else own
 
     def longest_first(self, examples: Sequence[Example]) -> list[Example]:
-        """Returns the examples in the order in which they should start; equal ones as they came. An unknown
-        length comes first: it may be long, and is worth knowing."""
+        """Returns the examples in the order in which they should start; equal ones keep their order. Unknown
+        lengths come first: they may be long, and are worth knowing."""
 
         def shortness(example: Example) -> float:
             expected = self.expected_tokens(example)
@@ -62,7 +62,7 @@ class LengthEstimates:
 
     @property
     def prompts(self) -> Mapping[str, float]:
-        """Averages by digest of the prompt, the longest unseen first."""
+        """Averages by digest of the prompt, least recently updated first."""
         return self._prompts.values
 
     @property

@@ -1,4 +1,4 @@
-"""A group on its way: one example, its completions as far as they have come, and how many it is to get.
+"""A group under way: one example and its completions, as far as they have come.
 
 tasks -> Example -> [OpenGroup] <-> partial_rollouts.py <-> engine
                         |
@@ -17,10 +17,10 @@ from swarmnode.rollout.renderer import Renderer
 from swarmnode.types import Completion, Example, ExampleKey
 
 EndReason = Literal["stop", "length"]
-"""Reason why a completion is whole; an aborted one goes on."""
+"""Reasons for which a completion is finished; an aborted one continues."""
 
 RESUMED_FIRST = 1 << 30
-"""Added to the priority of a request that has tokens already, so that it goes before all others."""
+"""Subtracted from the priority of a request that already has tokens, so that it goes before all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +33,13 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class OpenCompletion:
-    """One completion of a group: its tokens so far, and the reason for its end if it ended. While a request
-    is in the engine, its new tokens are there and not here."""
+    """One completion of a group: its tokens so far, and the reason for its end if it has ended. While a
+    request is in the engine, its new tokens are there and not here."""
 
     sampled: Sampled = NOTHING
     finish: EndReason | None = None
     observed: tuple[tuple[Message, ...], ...] = ()
-    """Environment's messages for each inserted range of tokens."""
+    """The environment's messages for each inserted range of tokens."""
     asking: bool = False
     """True if a turn is over and its environment has not answered yet."""
     broken_off: bool = False
@@ -47,7 +47,7 @@ class OpenCompletion:
 
     @property
     def turns(self) -> int:
-        """Number of the policy's turns, including the one under way."""
+        """Number of the policy's turns, including the current one."""
         return len(self.observed) + 1
 
 
@@ -60,7 +60,7 @@ class OpenGroup:
     prompt_ids: tuple[int, ...]
     members: list[OpenCompletion]
     oldest_version: int | None = None
-    """Lower bound of the policy versions of all tokens, in the engine or here. None: no request was made
+    """Lower bound of the policy versions of all tokens, in the engine or here. None: no request has been made
     yet."""
 
     @property
@@ -79,7 +79,7 @@ class OpenGroup:
 
     @property
     def for_the_engine(self) -> list[int]:
-        """Places of the members of which more is to be sampled at once."""
+        """Places of the members that can be sampled further right away."""
         return [place for place in self.unfinished if not self.members[place].asking]
 
     @property
@@ -89,7 +89,7 @@ class OpenGroup:
 
     @property
     def path(self) -> tuple[int, ...]:
-        """Path through a pipeline of the group's first member with one. (): no member has one."""
+        """Path through a pipeline of the first member that has one. (): none has."""
         return next((member.sampled.path for member in self.members if member.sampled.path), ())
 
     @property
@@ -128,7 +128,8 @@ class OpenGroup:
         self.oldest_version = None
 
     def end_at(self, place: int, max_tokens: int) -> None:
-        """Ends a member by length if it has so many tokens: the budget may have changed with a restart."""
+        """Ends a member by length if it has `max_tokens` tokens: the budget may have changed with a
+        restart."""
         member = self.members[place]
         if len(member.sampled) >= max_tokens:
             self.members[place] = replace(member, finish="length", asking=False)

@@ -5,20 +5,20 @@ examples -> [PartialRollouts] -> Answered -> scoring -> trainer -> set_policy ->
                   v  requests, steps, outputs
                Engine
 
-A round hands out N groups. What else is in flight then is not waited for and not thrown away:
+A round hands out N groups. Everything else in flight by then is neither waited for nor discarded:
 
-refill: the engine always has C requests. A finished one makes room for the next, the policy changes under
-    the others, and they go on (departure_order.py keeps them young enough, and the first rounds unbiased).
-april: r*N groups start, nothing is refilled, and after N complete ones the rest is aborted; it resumes first
-    in the next round (arXiv 2509.18521). Here for comparison; unlike there, groups that complete in the same
-    step as the last one are kept.
-sync: N groups start, and all are waited for.
+refill: the engine always has C requests. A finished one makes room for the next; when the policy
+    changes, the others continue (departure_order.py keeps them young enough, and the first rounds unbiased).
+april: r*N groups start, nothing is refilled, and after N complete ones the rest is aborted and resumes first
+    in the next round (arXiv 2509.18521). Here for comparison; unlike in the paper, groups that complete in
+    the same step as the last one are kept.
+sync: N groups start, and the round waits for all of them.
 
-In every mode requests that have tokens go first, then members of groups that have begun, then new groups; and
-no handed-out token is older than the newest policy version minus `max_lag`.
+In every mode, requests that already have tokens go first, then members of groups that have begun, then new
+groups; and no handed-out token is older than the newest policy version minus `max_lag`.
 
-Where a task answers back, a completion goes on behind each answer (conversations.py). Until that comes, it
-counts as one in flight: its place in the engine is kept for it.
+If a task answers back, a completion continues after each answer (conversations.py). While it waits for one,
+it counts as in flight: its place in the engine stays reserved.
 """
 
 import logging
@@ -52,15 +52,15 @@ from swarmnode.types import Example, ExampleKey
 logger = logging.getLogger(__name__)
 
 SamplingOf = Callable[[Example, int], SamplingParams]
-"""Function that gives the sampling settings of one completion, by its example and its place in the group. The
-seed is ours."""
+"""Returns the sampling settings of one completion, by its example and its place in the group. Its seed is
+replaced by ours."""
 
 MOST_OTHERS = 15  # policies that an engine may serve besides ours
 
 
 class PartialRollouts:
-    """Drives an engine that nobody else has requests in, from one thread, and blocks it. Between two groups
-    the caller may take its time; the engine rests meanwhile.
+    """Drives an engine, in which nobody else may have requests, from one thread, and blocks it. The caller
+    may take its time between two groups; the engine rests meanwhile.
 
     >>> rollouts = PartialRollouts(engine, renderer, settings, sampling, seed=0)      # doctest: +SKIP
     >>> for answered in rollouts.round(examples): score(answered)                     # doctest: +SKIP
@@ -81,15 +81,16 @@ class PartialRollouts:
     ) -> None:
         """`seed` and the name of a completion make its sampling seed; None seeds nothing, which is cheaper on
         vLLM (it draws for seeded rows one by one). `sampling_of` replaces `sampling` for single completions:
-        benchmarks force lengths with it. `conversations`: none where no task answers back. `clock` measures
-        steps and how long an environment takes."""
+        benchmarks force lengths with it. `conversations`: needed if a task answers back. `clock` times steps
+        and environments."""
         self._engine = engine
         self._renderer = renderer
         self._settings = settings
         self._seed = seed
         self._sampling_of: SamplingOf = sampling_of or (lambda example, place: sampling)
         self._clock = clock
-        # Only "refill" chooses. The others submit all that a round may start; what does not run waits.
+        # Only "refill" chooses. The others submit everything that a round may start; requests that cannot run
+        # wait.
         everything = (settings.groups + settings.groups_ahead) * settings.group_size
         self._control = ConcurrencyControl(
             round_requests=settings.round_requests,
@@ -104,7 +105,7 @@ class PartialRollouts:
         self._in_engine = RequestsInFlight()
         self._conversations = Conversations(conversations, renderer, self._budget, clock=clock)
         self._version = engine.policy_version
-        self._only_decodes = False  # the next step starts nothing and computes nothing again
+        self._only_decodes = False  # the next step starts nothing and recomputes nothing
         self._silent_steps = 0
         self._longest_budget = 1
         self._tally = PartialCounters()
@@ -116,12 +117,12 @@ class PartialRollouts:
         groups: int | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Generator[Answered, None, None]:
-        """Hands out `groups` whole groups (None: N), each as soon as it is complete; fewer when stopped or
-        out of examples.
+        """Hands out `groups` whole groups (None: N), each as soon as it is complete; fewer if stopped or out
+        of examples.
 
         `examples` continues from round to round: a later round hands out the examples that an earlier one
-        took and did not. An example that the engine refuses is logged and left out, and the next one takes
-        its place.
+        took but did not hand out. An example that the engine refuses is logged and skipped, and the next one
+        takes its place.
         """
         with closing(self.in_steps(examples, groups=groups, should_stop=should_stop)) as steps:
             for answered in steps:
@@ -135,13 +136,13 @@ class PartialRollouts:
         groups: int | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> Generator[Answered | None, None, None]:
-        """Runs a `round` that may pause for any time: yields None before each step of the engine, when the
-        requests that the step will start are there already."""
+        """Runs a `round` that may pause for any time: yields None before each step of the engine, after the
+        requests that the step will start have been submitted."""
         self._control.choose()
         places = self._settings.groups if groups is None else groups
         try:
             while places:
-                if self._engine.policy_version != self._version:  # Only a jump of it makes a group too old.
+                if self._engine.policy_version != self._version:  # Only a jump makes a group too old.
                     self._drop_older_than_allowed()
                 self._listen(should_stop)
                 if (group := self._next_out(places)) is not None:
@@ -163,9 +164,8 @@ class PartialRollouts:
                 self.park()
 
     def set_policy(self, update: PolicyUpdate) -> None:
-        """Samples from another policy from now on; requests in flight go on as cheaply as the
-        engine can have it. Called between rounds, one version at a time, it makes no group too
-        old."""
+        """Samples from another policy from now on; requests in flight continue by the cheapest mode that the
+        engine has. If called between rounds, one version at a time, it makes no group too old."""
         if (mode := cheapest_mode(self._engine)) is None:
             self.park()
             self._engine.set_policy(update)
@@ -181,11 +181,11 @@ class PartialRollouts:
             group.settle_age()
 
     def state(self, untrained: Sequence[Answered] = ()) -> bytes:
-        """Returns everything unfinished or kept, as bytes. What runs goes on. `untrained` groups were
-        handed out and are not trained on yet: after `restore` they come out first."""
+        """Returns everything unfinished or kept, as bytes. Running requests continue. `untrained` groups were
+        handed out but not trained on yet: after `restore` they come out first."""
         requests = self._engine.snapshot() if self._in_engine else ()
         sampled = {request.request_id: request.sampled for request in requests}
-        # Those that ended in a step of somebody else wait to be handed out.
+        # Requests that ended in another member's step wait to be handed out.
         for output in self._engine.abort([name for name in self._in_engine if name not in sampled]):
             self._finish(output)
         groups = [*map(as_open_group, untrained), *self._pool.unhanded]
@@ -196,9 +196,9 @@ class PartialRollouts:
     ) -> None:
         """Continues from a `state()`, here or elsewhere, in place of the groups under way. `redraw` draws an
         example again; groups whose example it cannot find are dropped and counted. The complete groups of one
-        round may be `older` versions older than `max_lag` says.
+        round may be `older` versions older than `max_lag` allows.
 
-        Raises CheckpointError for a damaged or foreign state, with everything as before.
+        Raises CheckpointError for a damaged or foreign state, and changes nothing in that case.
         """
         kept = decode(state)
         found = [(redraw(key), members) for key, members in kept.groups]
@@ -241,7 +241,7 @@ class PartialRollouts:
         if self._settings.in_turn:
             youngest = self._turns.youngest_to_leave(self._pool.begun)
             in_turn = [group for group in complete if group.serial <= youngest or self._due(group) <= 0]
-        # Age comes before turn: where those whose turn it is have to let others leave first, these do.
+        # Age goes before order: if the groups in turn must let others leave first, the others do.
         for first in (in_turn, complete if in_turn else ()):
             group = min(first, key=self._due, default=None)
             if group is not None and self._leaves_room(group, places):
@@ -262,7 +262,7 @@ class PartialRollouts:
         return due_in_rounds(group.oldest_version, self._version, self._settings.max_lag)
 
     def _drop_older_than_allowed(self, spared: Sequence[OpenGroup] = ()) -> None:
-        """Starts groups over that are too old for the policy that is the newest now."""
+        """Starts over the groups that are too old for the newest policy."""
         self._version = self._engine.policy_version
         kept = {group.serial for group in spared}
         begun = self._pool.begun.values()
@@ -274,7 +274,7 @@ class PartialRollouts:
         self._tally.dropped_stale += len(stale)
 
     def _fill(self, examples: Iterator[Example], places: int) -> None:
-        """Submits until C requests are in the engine, or there is nothing to submit."""
+        """Submits requests until C are in the engine, or until there are none left to submit."""
         in_all = self._in_flight + self._control.free_slots(self._in_flight)
         while self._in_flight < in_all:
             if not self._pool.has_line and not self._begin(examples, places):
@@ -283,11 +283,11 @@ class PartialRollouts:
 
     @property
     def _in_flight(self) -> int:
-        """Number of requests in the engine and of those whose environment is asked."""
+        """Number of requests in the engine and of those that wait for their environment."""
         return len(self._in_engine) + len(self._conversations)
 
     def _begin(self, examples: Iterator[Example], places: int) -> bool:
-        """Queues the next new group. Returns False if none may begin now, or there is none."""
+        """Queues the next new group. Returns False if none may begin now, or if there is none."""
         room = places + self._settings.groups_ahead - len(self._pool.begun)
         if room <= 0:
             return False
@@ -354,7 +354,7 @@ class PartialRollouts:
         for output in outputs:
             self._finish(output)
         self._silent_steps = 0 if outputs else self._silent_steps + 1
-        # Each step of a working engine brings a token, if only of answers that others have ahead of ours.
+        # Each step of a working engine brings a token, if only of others' answers that are ahead of ours.
         if self._silent_steps > (requests + MOST_OTHERS) * self._longest_budget:
             raise EngineError(f"{requests} requests never finished", hint="try another --engine")
 

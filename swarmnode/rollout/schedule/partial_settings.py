@@ -16,18 +16,19 @@ class PartialSettings:
 
     mode: Literal["refill", "april", "sync"]
     groups: int
-    """N: number of groups that a round hands out."""
+    """N: the number of groups that a round hands out."""
     group_size: int
     max_lag: int
-    """K: age in versions of the oldest token that may be handed out, counted back from the newest policy."""
+    """K: the greatest age in versions of a token that may be handed out, counted back from the newest
+    policy."""
     over_provision: float = 2.0
-    """r: number of groups that a round of "april" starts, in units of N."""
+    """r: the number of groups that a round of "april" starts, in units of N."""
     concurrency: int | None = None
-    """C: number of requests that "refill" keeps in the engine. None: chosen from the cost of a step
+    """C: the number of requests that "refill" keeps in the engine. None: chosen from the cost of a step
     (concurrency_control.py)."""
     in_turn: bool = True
     """True if "refill" begins with groups in the order in which they were drawn (departure_order.py). Without
-    it, its first rounds are of short answers: for comparison."""
+    it, its first rounds consist of short answers: for comparison."""
 
     def __post_init__(self) -> None:
         if min(self.groups, self.group_size, 1 if self.concurrency is None else self.concurrency) < 1:
@@ -42,7 +43,7 @@ class PartialSettings:
 
     @property
     def groups_ahead(self) -> int:
-        """Most groups that may be open beyond those that the round still has to hand out
+        """The most groups that may be open beyond those that the round still has to hand out
         (departure_order.py)."""
         if self.mode == "refill":
             return self.max_lag * self.groups

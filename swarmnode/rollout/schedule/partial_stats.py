@@ -8,25 +8,25 @@ class PartialStats:
     """The state of the scheduler, with counters since it was made. None: not measured yet."""
 
     groups_in_flight: int
-    """Groups begun and not complete."""
+    """Number of groups begun and not complete."""
     surplus_groups: int
-    """Groups complete and kept for the next round."""
+    """Number of complete groups kept for the next round."""
     concurrency: int
     step_base_s: float | None
     step_per_request_s: float | None
     dropped_stale: int
-    """Groups that were older than `max_lag` allows and began again from scratch."""
+    """Number of groups that were older than `max_lag` allows and started over."""
     dropped_not_redrawable: int
-    """Groups of a checkpoint whose example could not be drawn again."""
+    """Number of groups of a checkpoint whose example could not be drawn again."""
     refused: int
-    """Examples that the engine refused."""
+    """Number of examples that the engine refused."""
     resumed_requests: int
-    """Requests that went to the engine with tokens."""
+    """Number of requests that went to the engine with tokens."""
     idle_share: float | None
     """Share of the wanted slots in which nothing ran, over all steps."""
     mean_tokens_produced: float | None
     mean_tokens_trained: float | None
-    """Mean tokens of handed-out completions. Below `mean_tokens_produced`: long answers are still under
+    """Mean tokens of handed-out completions. Below `mean_tokens_produced` while long answers are still under
     way."""
 
 

@@ -1,4 +1,4 @@
-"""The requests that the engine has, and the change of policy under them.
+"""Tracks the requests in the engine, and picks the mode of a policy change under them.
 
 partial_rollouts.py -> [RequestsInFlight] -> OpenGroup.record
 """
@@ -10,14 +10,14 @@ from swarmnode.rollout.engine import Engine, InFlight, Output, Request
 from swarmnode.rollout.schedule.open_group import OpenGroup
 
 MODES: tuple[InFlight, ...] = ("keep", "recompute")
-"""Modes of an update, the cheapest first."""
+"""Modes of an update, cheapest first."""
 
 
 class RequestsInFlight:
-    """The requests in the engine by name, with each one's group and place."""
+    """The requests in the engine by name, with the group and place of each."""
 
     def __init__(self) -> None:
-        self._places: dict[str, tuple[OpenGroup, int, int]] = {}  # and its tokens less the steps until then
+        self._places: dict[str, tuple[OpenGroup, int, int]] = {}  # group, place, tokens minus steps so far
         self._steps = 0
         self._tokens_at_step_0 = 0
 
@@ -32,8 +32,8 @@ class RequestsInFlight:
 
     @property
     def context(self) -> int:
-        """Tokens that all requests look back on together, prompts included, if each step gave each a token:
-        an engine in another process is further than that, and a full one lets some wait."""
+        """Total number of tokens that all requests attend to, prompts included, if each step gave each of
+        them a token: an engine in another process is ahead of this, and a full one makes some wait."""
         return self._tokens_at_step_0 + self._steps * len(self._places)
 
     def add(self, group: OpenGroup, places: Sequence[int], requests: Sequence[Request]) -> None:
@@ -47,7 +47,7 @@ class RequestsInFlight:
         self._steps += 1
 
     def take(self, output: Output) -> tuple[OpenGroup, int]:
-        """Returns an output of the engine to its group. Returns the group and the place in it. Raises
+        """Records an output of the engine in its group. Returns the group and the place in it. Raises
         EngineError for a request that is not ours."""
         if output.request_id not in self._places:
             raise EngineError(
@@ -61,5 +61,5 @@ class RequestsInFlight:
 
 
 def cheapest_mode(engine: Engine) -> InFlight | None:
-    """Returns the cheapest mode of an update that the engine has. None: it has to be empty."""
+    """Returns the engine's cheapest mode of an update. None: the engine must be empty."""
     return next((mode for mode in MODES if mode in engine.capabilities.inflight), None)

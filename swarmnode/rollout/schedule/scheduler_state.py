@@ -18,13 +18,13 @@ from swarmnode.types import ExampleKey, Span
 # ---- unfinished groups as bytes ----
 
 FORMAT: Literal[1] = 1
-"""Number of the state's format, raised with every change of the records below. Other formats are refused."""
+"""Version of the state's format, raised with every change of the records below. Other formats are refused."""
 
 MAX_GROUP_SIZE = 4096
-"""Most members of a group, more than any has: a damaged file must not ask for endless memory."""
+"""The most members of a group, more than any has: a damaged file must not request endless memory."""
 
 MAX_STAGES = 64
-"""Most stages on a token's path, as many as a micro-batch visits (the pipeline's hop_messages.py)."""
+"""The most stages on a token's path: as many as a micro-batch visits (the pipeline's hop_messages.py)."""
 
 Stage = Annotated[int, msgspec.Meta(ge=0, lt=MAX_STAGES)]
 TokenId = Annotated[int, msgspec.Meta(ge=0)]
@@ -33,7 +33,7 @@ _Message = tuple[str, str]
 
 
 _Span = tuple[int, int, int, Literal["fresh", "stale"]]
-"""Version, start, end, keys and values."""
+"""Version, start, end, and the kind of keys and values."""
 
 
 class _Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -42,9 +42,9 @@ class _Member(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     spans: tuple[_Span, ...]
     finish: Literal["stop", "length"] | None
     path: Annotated[tuple[Stage, ...], msgspec.Meta(max_length=MAX_STAGES)] = ()
-    """Path through a pipeline. Older states have none: theirs are whole models."""
+    """Path through a pipeline. Missing from older states, which used whole models."""
     given: tuple[tuple[TokenId, TokenId], ...] = ()
-    """Ranges of inserted tokens. States from before environments existed end before it."""
+    """Ranges of inserted tokens. States from before environments existed end before this field."""
     observed: tuple[tuple[_Message, ...], ...] = ()
     stands: Literal["", "asking", "broken off"] = ""
 
@@ -63,7 +63,7 @@ class _State(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompt_lengths: Annotated[dict[str, Length], msgspec.Meta(max_length=MAX_PROMPTS)]
     task_lengths: Annotated[dict[str, Length], msgspec.Meta(max_length=MAX_TASKS)]
     may_stay_behind: Length | None = None
-    """Groups that may stay behind. Older states have none: their groups had no such bound."""
+    """Number of groups that may stay behind. Missing from older states, whose groups had no such bound."""
 
 
 class SavedState(msgspec.Struct, frozen=True):
@@ -81,16 +81,16 @@ def encode(
     lengths: LengthEstimates,
     may_stay_behind: float,
 ) -> bytes:
-    """`in_engine`: the tokens so far of requests in the engine, by request id. `may_stay_behind`: a number of
-    groups."""
+    """Returns the state as bytes. `in_engine`: the tokens so far of requests in the engine, by request id.
+    `may_stay_behind`: a number of groups."""
     begun = tuple(_group(group, in_engine) for group in groups)
     state = _State(FORMAT, begun, dict(lengths.prompts), dict(lengths.tasks), may_stay_behind)
     return msgspec.msgpack.encode(state)
 
 
 def decode(state: bytes) -> SavedState:
-    """Returns the contents of a state. Raises CheckpointError if it is damaged, of another format, or no
-    state at all."""
+    """Returns the contents of a state. Raises CheckpointError if it is damaged, has another format, or is not
+    a state at all."""
     try:
         found = msgspec.msgpack.decode(state, type=_State)
         groups = [
@@ -100,7 +100,7 @@ def decode(state: bytes) -> SavedState:
             )
             for group in found.groups
         ]
-    # Sampled and its spans check themselves with ValueErrors, and so does UTF-8.
+    # Sampled and its spans validate themselves with ValueErrors, and so does UTF-8.
     except (msgspec.MsgspecError, ValueError) as error:
         raise CheckpointError(
             f"cannot read the unfinished rollouts in this checkpoint: {error}",

@@ -1,4 +1,4 @@
-"""The cost of an engine's step, learned from the times of steps.
+"""Learns the cost of an engine's step from measured times of steps.
 
 partial_rollouts.py -> observe -> [StepTimes] -> StepCost -> concurrency_control.py
 """
@@ -15,36 +15,36 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Seconds of a step: `base_s` + `per_request_s` * running requests, for requests that look back as far as
-    lately."""
+    """Seconds of a step: `base_s` + `per_request_s` * running requests, for requests of recent context
+    lengths."""
 
     base_s: float
     per_request_s: float
 
     @property
     def alpha(self) -> float:
-        """The base in units of one request."""
+        """The base cost in units of one request."""
         return self.base_s / self.per_request_s
 
 
-# ---- what a step costs, learned from the times of steps ----
+# ---- the cost of a step, learned from step times ----
 
 TIMES_PER_CELL = 31
 CELLS_PER_OCTAVE = 2
 FEWEST_TIMES = 3
-"""Fewest steps of a cell that is used: fewer measure noise rather than steps."""
+"""The fewest steps of a cell that is used: fewer measure noise rather than steps."""
 WIDEST_FACTOR = 8.5
-"""Steps with fewer requests than the largest ones, by more than this factor, are left out: the cost is linear
-only piece by piece, and C is chosen where many run."""
+"""Steps with fewer requests than the largest ones, by more than this factor, are left out: the cost is only
+piecewise linear, and C is chosen for large numbers of requests."""
 NARROWEST_FACTOR = 2.0
-"""Least ratio of two numbers of requests that can tell a from b."""
+"""The smallest ratio between two numbers of requests that can separate a from b."""
 
 ROUNDING = 1e-9
 """Share of a step below which a rise counts as none."""
 SAME_COLUMNS = 1e-5
-"""Share of the largest singular value below which another counts as zero: two terms are the same."""
+"""Share of the largest singular value below which another counts as zero: two terms are then the same."""
 FORGETTING = 0.999
-"""Weight of the past after each step in the average length that requests look back on."""
+"""Weight of the past after each step in the average context length."""
 
 
 class TimedStep(NamedTuple):
@@ -52,12 +52,12 @@ class TimedStep(NamedTuple):
 
     running: float
     context: float
-    """Tokens that all running requests look back on together, prompts included. 0: not counted."""
+    """Total number of tokens that all running requests attend to, prompts included. 0: not counted."""
     seconds: float
 
 
 class StepTimes:
-    """Recent step times by number of running requests and by their length; medians, so that an outlier does
+    """Recent step times by number of running requests and context length. Uses medians, so that outliers do
     not count.
 
     >>> times = StepTimes()
@@ -100,8 +100,8 @@ def _middle(cell: Iterable[TimedStep]) -> TimedStep:
 
 
 def fit(steps: Sequence[TimedStep], context: float = 0.0) -> StepCost | None:
-    """Returns the cost with the smallest relative errors, for requests that look back on `context` tokens
-    each. None: it does not rise with their number.
+    """Returns the cost with the smallest relative errors, for requests that attend to `context` tokens each.
+    None: the cost does not rise with the number of requests.
 
     >>> fit([TimedStep(1, 0, 3.0), TimedStep(2, 0, 4.0), TimedStep(4, 0, 6.0)])
     StepCost(base_s=2.0, per_request_s=1.0)
@@ -113,7 +113,7 @@ def fit(steps: Sequence[TimedStep], context: float = 0.0) -> StepCost | None:
     """
     found = _relative_least_squares(steps, ("base", "running", "context"))
     if found is None or min(found) < 0:
-        # Nothing costs less than nothing: the lengths were too much alike to tell the three apart.
+        # No cost is negative: the lengths were too similar to separate the three terms.
         found = _relative_least_squares(steps, ("base", "running"))
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""Everything a node needs to go on where it was: what it is, how it is written, checked and put back.
+"""Everything a node needs to continue where it was: its contents, and how it is written and restored.
 
 node -> [take_snapshot -> write_files] -> disk -> [read_checkpoint -> restore] -> resume | eval | export
 
@@ -12,14 +12,14 @@ node -> [take_snapshot -> write_files] -> disk -> [read_checkpoint -> restore] -
       state.json                                                 counters, the held-out reward, and a SHA-256
                                                                  of every other file
 
-A snapshot is taken by the thread that trains and is a copy: training goes on while it is written
-(node/workers.py). Which folders there are is checkpoint_store.py's. Tensors have the names of PEFT's
-files, without the adapter's own name: what one policy of a node saved, any other can resume.
+The training thread takes a snapshot, which is a copy: training continues while it is written
+(node/workers.py). checkpoint_store.py manages the folders. Tensors have the names of PEFT's files, without
+the adapter's own name: any policy of a node can resume what another one saved.
 
 Safetensors files are written one tensor at a time. The library's own `save` builds the whole file in memory
-and holds the interpreter's lock meanwhile: a writer in the background would stop the training that it is
-meant to leave alone. Here every piece is a view of a tensor's memory, and both hashing and writing one let
-the lock go.
+and holds the interpreter's lock meanwhile: a background writer would stop the training that it must not
+disturb. Here every piece is a view of a tensor's memory, and both hashing and writing a piece release the
+lock.
 """
 
 import copy
@@ -66,26 +66,27 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 ALIGNMENT = 8
-"""Bytes. The header is filled up with spaces, and wide numbers come first: so every tensor is aligned."""
+"""In bytes. The header is padded with spaces, and wide numbers come first, so that every tensor is
+aligned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Rollouts and lessons that wait to be trained on, in their owners' own bytes. Empty: nothing waits."""
+    """Rollouts and lessons that wait to be trained on, in their owners' own formats. Empty: nothing waits."""
 
     rollouts: bytes = b""
     rule: bytes = b""
-    """`Rule.state`: among other things answers to be trained on again."""
+    """`Rule.state`: among other things, answers to be trained on again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A moment of a policy, copied: nothing in it changes when training goes on."""
+    """A copy of a policy at one moment: nothing in it changes when training continues."""
 
     state: State
-    """Content of state.json except for the digests, which are taken of files."""
+    """Content of state.json except for the digests, which are computed from the files."""
     adapter_config: Any
-    """PEFT's, which writes itself."""
+    """PEFT's config, which can write itself."""
     adapter: dict[str, Tensor]
     optimizer: dict[str, Tensor]
     waiting: Waiting
@@ -119,9 +120,9 @@ def take_snapshot(
     tasks: Mapping[str, str] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Snapshot:
-    """Copy everything to the CPU; nothing is written. The policy must not be training meanwhile. `measure`:
-    what the last reward in `counters` was measured on. `tasks`: the versions of the tasks, by name.
-    `settings`: what shaped learning."""
+    """Copies everything to the CPU and writes nothing. The policy must not be training meanwhile. `measure`:
+    the examples of the last reward in `counters`. `tasks`: the versions of the tasks, by name. `settings`:
+    the settings that shaped learning."""
     base, version = policy.base, policy.version
     return Snapshot(
         state=state_of(
@@ -145,7 +146,7 @@ def state_of(
     tasks: Mapping[str, str] | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> State:
-    """The state of a snapshot, with `counters` copied."""
+    """Returns the state of a snapshot, with a copy of `counters`."""
     return State(
         format=FORMAT,
         base_model=base_model,
@@ -163,7 +164,7 @@ def state_of(
 
 
 def write_files(snapshot: Snapshot, folder: Path) -> None:
-    """Write a snapshot's files into an empty folder and wait until they are on the disk. Raises OSError."""
+    """Writes a snapshot's files into an empty folder and waits until they are on disk. Raises OSError."""
     snapshot.adapter_config.save_pretrained(str(folder / ADAPTER))
     sync(folder / ADAPTER_CONFIG)
     digests = {
@@ -181,8 +182,8 @@ def write_files(snapshot: Snapshot, folder: Path) -> None:
 
 
 def add_evaluation(checkpoint: Checkpoint, snapshot: Snapshot) -> None:
-    """Write into a checkpoint what was measured after it: the same policy, of the same round. Raises OSError,
-    leaving it as it was."""
+    """Writes a later evaluation of the same policy, in the same round, into its checkpoint. Raises OSError,
+    leaving the checkpoint unchanged."""
     before = checkpoint.state
     state = msgspec.structs.replace(snapshot.state, settings=before.settings, digests=before.digests)
     replace_file(checkpoint.folder / STATE, _as_json(state))
@@ -190,7 +191,7 @@ def add_evaluation(checkpoint: Checkpoint, snapshot: Snapshot) -> None:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Verify every digest.
+    """Verifies every digest and returns the checkpoint.
 
     Raises DamagedCheckpoint naming the first file that is missing or changed, and CheckpointError for what
     does not count as damage: another version's format, or a disk that cannot be read now.
@@ -208,7 +209,8 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def restore(checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer) -> Waiting:
-    """Put adapter, optimizer and RNG back; returns what waits to be trained on. Raises CheckpointError."""
+    """Restores adapter, optimizer and RNG, and returns what waits to be trained on. Raises
+    CheckpointError."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -231,8 +233,8 @@ def restore(checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optim
 
 def read_waiting(checkpoint: Checkpoint) -> Waiting:
     """Returns the saved rollouts and lessons that wait to be trained on. Checkpoints of earlier versions may
-    have no rule, and groups of others (exchange.bin), which are not read. Raises CheckpointError if a file
-    cannot be read."""
+    have no rule, and may have groups of others (exchange.bin), which are ignored. Raises CheckpointError if a
+    file cannot be read."""
     names = (ROLLOUTS, RULE) if RULE in checkpoint.state.digests else (ROLLOUTS,)
     try:
         return Waiting(*((checkpoint.folder / name).read_bytes() for name in names))
@@ -241,7 +243,7 @@ def read_waiting(checkpoint: Checkpoint) -> Waiting:
 
 
 def check_has_adapter(checkpoint: Checkpoint) -> None:
-    """Raises CheckpointError for that of a pipeline which trains all weights: nothing of them is in it."""
+    """Raises CheckpointError for a pipeline that trains all weights: its checkpoints contain none of them."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -260,7 +262,7 @@ def check_has_adapter(checkpoint: Checkpoint) -> None:
 def optimizer_tensors(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter]
 ) -> dict[str, Tensor]:
-    """The optimizer's tensors by `exp_avg/<parameter>`. A parameter without a step yet has none."""
+    """Returns the optimizer's tensors by `exp_avg/<parameter>`. A parameter without a step yet has none."""
     return {
         f"{key}/{name}": value
         for name, parameter in parameters.items()
@@ -271,7 +273,7 @@ def optimizer_tensors(
 def tensor_pieces(
     tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> Iterator[bytes | memoryview]:
-    """The file's header, then each tensor's bytes. The tensors must be contiguous and on the CPU.
+    """Yields the file's header, then each tensor's bytes. The tensors must be contiguous and on the CPU.
 
     Layout: length of the header (u64, little-endian), header (JSON), data
     (https://github.com/huggingface/safetensors, "Format").

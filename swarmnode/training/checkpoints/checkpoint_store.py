@@ -2,10 +2,10 @@
 
 checkpoint_writer -> [CheckpointStore] -> disk -> resume (the newest) | eval, export (the newest or the best)
 
-A folder named round-* is whole: it is written under a name that begins with a dot, synced and renamed, and
-renamed again before it is deleted. So a crash at any instant leaves the checkpoints that there were, with the
-new one or without, and something with a dot that the next start removes. Damage is noticed by the digests:
-such a folder is set aside, never deleted, and the one before it is used.
+A folder named round-* is complete: it is written under a name that begins with a dot, synced and renamed, and
+renamed again before it is deleted. So a crash at any instant leaves the existing checkpoints, with or without
+the new one, and perhaps a dot folder that the next start removes. Damage is detected by the digests: such a
+folder is set aside, never deleted, and the one before it is used.
 """
 
 import errno
@@ -33,18 +33,18 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointStore:
-    """The checkpoints of one policy, in a folder of its run. One process writes, others may read."""
+    """The checkpoints of one policy, in the folder of its run. One process writes, others may read."""
 
     def __init__(self, root: Path, base_name: str, fingerprint: str, *, keep: int = 3, run: str = "") -> None:
-        """`keep`: how many of the newest stay. The best one stays besides. `run`: the name of the folder
-        (empty: it is called after the base)."""
+        """`keep`: how many of the newest stay, in addition to the best one. `run`: the name of the folder
+        (empty: it is named after the base)."""
         self.folder = root / (run or f"{_slug(base_name)}-{fingerprint}")
         self.keep = keep
 
     def write(self, snapshot: Snapshot) -> str:
-        """Write one checkpoint, delete those beyond `keep`, and return its name.
+        """Writes one checkpoint, deletes those beyond `keep`, and returns its name.
 
-        Raises StorageError, leaving the old ones. A round that has its checkpoint keeps it, since nothing is
+        Raises StorageError, leaving the old ones. A round that has a checkpoint keeps it, since nothing is
         learnt between two rounds; but a reward that was measured afterwards is added.
         """
         target = self.folder / f"{PREFIX}{snapshot.round:08d}"
@@ -61,24 +61,25 @@ class CheckpointStore:
         return target.name
 
     def latest(self) -> Checkpoint | None:
-        """The newest undamaged checkpoint. Nothing on disk is touched."""
+        """Returns the newest undamaged checkpoint. Changes nothing on disk."""
         for folder in self._folders():
             with suppress(DamagedCheckpoint):
                 return read_checkpoint(folder)
         return None
 
     def best(self) -> Checkpoint | None:
-        """The undamaged one with the highest held-out reward, of equals the newest. None: none has one.
+        """Returns the undamaged one with the highest held-out reward; among equals, the newest. None: none
+        has one.
 
-        Among those only that were measured as the newest such reward was, on the same tasks."""
+        Considers only those whose reward was measured like the newest such reward, on the same tasks."""
         for folder in self._by_reward():
             with suppress(DamagedCheckpoint):
                 return read_checkpoint(folder)
         return None
 
     def tidy(self) -> Checkpoint | None:
-        """The checkpoint that `latest` finds, for the one writer: sets damaged ones aside, and removes what a
-        crash left."""
+        """Returns the checkpoint that `latest` finds. Also sets damaged ones aside and removes what a crash
+        left, so only the writer may call it."""
         for leftover in self.folder.glob(f".{PREFIX}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         folders = self._folders()
@@ -91,7 +92,7 @@ class CheckpointStore:
         return found
 
     def archive(self) -> Path | None:
-        """Move all checkpoints out of the way (`--fresh`) and say where to. Nothing is deleted."""
+        """Moves all checkpoints out of the way (`--fresh`) and returns their new folder. Deletes nothing."""
         if not self._folders():
             return None
         target = self.folder.with_name(f"{self.folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
@@ -104,8 +105,8 @@ class CheckpointStore:
         return target
 
     def prune(self, keep: int) -> None:
-        """Delete what is neither among the `keep` newest nor the best. What cannot be deleted now is, next
-        time."""
+        """Deletes all except the `keep` newest and the best. A folder that cannot be deleted now is deleted
+        next time."""
         try:
             best = self._by_reward()[:1]
         except CheckpointError as error:
@@ -116,7 +117,7 @@ class CheckpointStore:
                 discard(old)
 
     def _folders(self) -> list[Path]:
-        """Newest first."""
+        """Returns the folders of checkpoints, newest first."""
         return sorted(self.folder.glob(f"{PREFIX}*"), reverse=True)
 
     def _by_reward(self) -> list[Path]:

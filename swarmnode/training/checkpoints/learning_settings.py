@@ -1,9 +1,9 @@
-"""The settings that shape what is learnt: a checkpoint notes them, and a start hears which are others now.
+"""The settings that shape learning: a checkpoint records them, and a start learns which ones have changed.
 
 config -> [learning_settings] -> state.json -> [changes] -> node.py (a line of the log, or an error)
 
-A run goes on with other settings where rounds are left: a person may lower a learning rate half-way. Where
-all of its rounds are done, what it would return was learnt otherwise, and that is an error.
+A run that has rounds left continues with changed settings: a person may lower a learning rate half-way. If
+all of its rounds are done, its result was learnt under other settings, and that is an error.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from typing import Any
 from swarmnode.settings.config import Config
 
 _MEMORY_AND_SPEED = frozenset({"micro_batch_tokens", "gradient_checkpointing"})
-"""Settings of training that change no number that is learnt from."""
+"""Training settings that do not affect what is learnt."""
 
 _BESIDE_TRAINING: Mapping[str, tuple[str, ...]] = {
     "policy": ("lora_rank", "lora_targets", "lora_alpha", "quantization", "chat_template", "raw_prompts"),
@@ -22,7 +22,7 @@ _BESIDE_TRAINING: Mapping[str, tuple[str, ...]] = {
 
 
 def learning_settings(config: Config, seed: int) -> dict[str, Any]:
-    """The settings that shape learning by their full names, as JSON has them, with the seed in use.
+    """Returns the settings that shape learning by their full names, as JSON values, with the seed in use.
 
     >>> learning_settings(Config(), 7)["training.learning_rate"], learning_settings(Config(), 7)["node.seed"]
     (0.0001, 7)
@@ -36,7 +36,7 @@ def learning_settings(config: Config, seed: int) -> dict[str, Any]:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns a sentence for each setting that has another value now. Settings that were not noted are not
+    """Returns a sentence for each setting whose value has changed. Settings that were not recorded are not
     compared.
 
     >>> changes({"training.learning_rate": 0.001}, {"training.learning_rate": 0.01, "node.seed": 7})

@@ -1,12 +1,12 @@
-"""The runs of a home: each is one policy and the tasks it is trained on, and has a name and a folder.
+"""The runs of a home. Each is one policy and the tasks it is trained on, with a name and a folder.
 
 data/checkpoints/NAME/round-* -> [runs_in] -> [choose_run] -> local_policy.py -> CheckpointStore
                                            -> [newest_run] -> offline.py (eval, export, task try)
                                            -> `swarmnode runs`
 
-A start goes on with the run of the same base model and the same tasks, rewards included; other tasks get a
-run of their own beside it, which begins with the base policy. So nothing is mixed and nothing is lost. A
-person who names a run decides otherwise: it goes on with whatever tasks it is given, which its learner tells.
+A start continues the run of the same base model and the same tasks, including rewards; other tasks get a run
+of their own, which begins with the base policy. So nothing is mixed and nothing is lost. A person who names a
+run decides otherwise: it continues with any tasks it is given, and its learner reports the change.
 """
 
 import re
@@ -22,16 +22,16 @@ PREFIX = "round-"
 STAGES = "pipeline-"
 """Prefix of the folders in which members of a pipeline keep their own stages."""
 TINY_FOLDER = re.compile(r"tiny-[0-9a-f]{12}")
-"""Names of folders of the tiny policy, which have its digest in them."""
+"""Names of folders of the tiny policy, which contain its digest."""
 ASIDE = re.compile(r".*\.\d{8}-\d{6}")
 """Names of runs that `--fresh` put aside."""
 MOST_IN_NAME = 3
-"""Tasks that the name of a run is made of; it counts more of them."""
+"""The most tasks that are spelt out in the name of a run; a run with more has only their number."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """A run on disk, by its newest checkpoint that can be read."""
+    """A run on disk, by its newest readable checkpoint."""
 
     folder: Path
     state: State | None
@@ -45,16 +45,16 @@ class TrainingRun:
 
     @property
     def put_aside(self) -> bool:
-        """True if `--fresh` started over without this run: it goes on only if it is named."""
+        """True if `--fresh` started over without this run: it continues only if it is named."""
         return ASIDE.fullmatch(self.name) is not None
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Names of the tasks it is trained on; none where nobody noted them."""
+        """Names of the tasks it is trained on; empty if they were not recorded."""
         return () if self.state is None else tuple(sorted(self.state.tasks)) or self.state.measure.tasks
 
     def is_of(self, tasks: Mapping[str, str]) -> bool:
-        """Returns True if the run is trained on these versions of these tasks, as far as its state notes
+        """Returns True if the run is trained on these versions of these tasks, as far as its state records
         them."""
         if self.state is not None and self.state.tasks:
             return self.state.tasks == tasks
@@ -72,14 +72,15 @@ class TrainingRun:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The run that a start goes on with or begins, and why in a sentence, where there is something to say."""
+    """The run that a start continues or begins, and the reason in a sentence, if there is something to
+    say."""
 
     name: str
     reason: str = ""
 
 
 def runs_in(root: Path) -> list[TrainingRun]:
-    """The runs of a folder of checkpoints, the one that was written to last first."""
+    """Returns the runs in a folder of checkpoints, most recently written first."""
     folders = (folder for folder in root.glob("*") if not folder.name.startswith("."))
     found = [run for folder in folders if (run := _read_run(folder)) is not None]
     return sorted(found, key=lambda run: run.written_at, reverse=True)
@@ -93,10 +94,11 @@ def choose_run(
     named: str = "",
     old_name: str = "",
 ) -> Choice:
-    """Which run a start belongs to. `known`: newest first; `fingerprint`: of the base model; `tasks`: version
-    by name; `named`: by a person; `old_name`: what the only run of this base was called by earlier versions.
+    """Returns the run that a start belongs to. `known`: newest first; `fingerprint`: of the base model;
+    `tasks`: version by name; `named`: by a person; `old_name`: the name that earlier versions gave the only
+    run of this base.
 
-    Raises CheckpointError where the named run is of another model.
+    Raises CheckpointError if the named run is of another model.
     """
     if named:
         return _named(known, fingerprint, named)
@@ -104,7 +106,7 @@ def choose_run(
     automatic = re.compile(rf"{re.escape(label)}(-[0-9]+)?")
     candidates = [run for run in known if automatic.fullmatch(run.name) or run.name == old_name]
     ours = [run for run in candidates if run.state is None or run.state.base_fingerprint == fingerprint]
-    # What cannot be read may be of these tasks: then its reader says what is wrong with it.
+    # An unreadable run may be of these tasks: then its reader reports the problem.
     for run in sorted(ours, key=lambda run: run.state is None):
         if run.is_of(tasks):
             return Choice(run.name)
@@ -117,8 +119,8 @@ def choose_run(
 
 
 def newest_run(known: Sequence[TrainingRun], fingerprint: str, *, named: str = "") -> str | None:
-    """The run that an evaluation or an export is of: the named one, else the one of this base model that was
-    written to last. Raises CheckpointError where the named run is of another model."""
+    """Returns the run to evaluate or export: the named one, otherwise the most recently written one of this
+    base model. Raises CheckpointError if the named run is of another model."""
     if named:
         return _named(known, fingerprint, named).name
     fitting = (run for run in known if run.state is not None and run.state.base_fingerprint == fingerprint)
@@ -126,15 +128,15 @@ def newest_run(known: Sequence[TrainingRun], fingerprint: str, *, named: str = "
 
 
 def only_model(known: Sequence[TrainingRun]) -> str | None:
-    """Returns the base model of these runs as somebody would name it, where all are of one."""
+    """Returns the base model of these runs, by the name a person would use, if all have the same one."""
     bases = {run.state.base_model for run in known if run.state is not None and not run.put_aside}
     named = set(map(spoken_name, bases))
     return named.pop() if len(named) == 1 else None
 
 
 def spoken_name(base_model: str) -> str:
-    """Returns the name by which somebody would ask for a base model: the tiny policy, which brings its preset
-    by its name alone, is `tiny`.
+    """Returns the name by which a person would request a base model: the tiny policy, whose name alone brings
+    its preset, is `tiny`.
 
     >>> spoken_name("/cache/models/tiny-e0f9931f736b"), spoken_name("/models/tiny-gpt2")
     ('tiny', '/models/tiny-gpt2')
@@ -143,8 +145,8 @@ def spoken_name(base_model: str) -> str:
 
 
 def trained_model(known: Sequence[TrainingRun], model: str, *, named: str = "") -> str:
-    """The base model that an evaluation or an export is of where nobody named one: `model`, which a node
-    would train, or where no run is of it, that of the named run or the one that all runs are of."""
+    """Returns the base model to evaluate or export if nobody named one: `model`, which a node would train,
+    or, if no run is of it, that of the named run or the one that all runs share."""
     meant = [run for run in known if run.name == named] if named else known
     if not meant or is_trained(meant, model):
         return model
@@ -157,7 +159,7 @@ def is_trained(known: Sequence[TrainingRun], model: str, *, named: str = "") -> 
 
 
 def trained_run(known: Sequence[TrainingRun], model: str, *, named: str = "") -> TrainingRun | None:
-    """Returns the run that `newest_run` will find, as far as can be told before the model is loaded. Raises
+    """Returns the run that `newest_run` will find, as far as is known before the model is loaded. Raises
     CheckpointError if no run has the name."""
     if named and named not in {run.name for run in known}:
         raise no_such_run(named, known)
@@ -174,14 +176,14 @@ def trained_run(known: Sequence[TrainingRun], model: str, *, named: str = "") ->
 
 
 def no_such_run(name: str, known: Iterable[TrainingRun]) -> CheckpointError:
-    """The error of a name that no run has."""
+    """Returns the error for a name that no run has."""
     names = ", ".join(run.name for run in known)
     hint = f"runs here: {names}" if names else "train first (`swarmnode join`, sn.run) in the same home"
     return CheckpointError(f"no {f'run {name}' if name else 'run'} in this home", hint=hint)
 
 
 def label_of(tasks: Iterable[str]) -> str:
-    """The beginning of the name of a run that nobody named.
+    """Returns the beginning of the name of a run that nobody named.
 
     >>> label_of(["sort", "my task"]), label_of("abcdefgh")
     ('my-task-sort', '8-tasks')
@@ -205,7 +207,7 @@ def _named(known: Sequence[TrainingRun], fingerprint: str, name: str) -> Choice:
 
 
 def _told(name: str, fingerprint: str, tasks: Mapping[str, str], others: Sequence[TrainingRun]) -> str:
-    """Why a run begins, and what becomes of the likeliest one that could have been meant."""
+    """Returns the reason why a run begins, and what happens to the run that was most likely meant."""
     begins = f"run {name} starts from the base policy"
     if not others or others[0].state is None:
         return begins
@@ -220,7 +222,7 @@ def _told(name: str, fingerprint: str, tasks: Mapping[str, str], others: Sequenc
 
 
 def _read_run(folder: Path) -> TrainingRun | None:
-    """None: it holds no checkpoint of a whole policy."""
+    """Returns the run in a folder. None: it holds no checkpoint of a whole policy."""
     rounds = sorted(folder.glob(f"{PREFIX}*"), reverse=True)
     for checkpoint in rounds:
         with suppress(CheckpointError, OSError):

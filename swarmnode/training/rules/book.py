@@ -1,11 +1,12 @@
-"""The book: distinct answers that our own judge gave full marks, foreign and own, to be learned from again.
+"""The book: distinct answers, foreign and own, that our own judge gave full marks, to be replayed.
 
 book_rule.py (admits, mends) -> [Book] -> draw -> Replay -> trainer
 
-Bounded: at most `size` answers, and no more than a checkpoint takes, the oldest out; a few of one example, so
-that none fills the book and long answers stay diverse; and of one stranger a quarter of it at most. An answer
-that was verified once is right for good, so none leaves for its age in policy versions. The book of a
-checkpoint is our own bytes; it is bounded and typed all the same, as a disk may hold anything.
+The book is bounded: it holds at most `size` answers and no more bytes than a checkpoint takes, dropping the
+oldest. It holds only a few answers per example, so that no example fills the book and long answers stay
+diverse, and one stranger's answers take at most a quarter of it. A verified answer stays right, so none is
+dropped because of its age in policy versions. We write the book in a checkpoint ourselves; it is still
+bounded and typed, because a disk may hold anything.
 """
 
 import random
@@ -21,20 +22,20 @@ from msgspec import Meta
 from swarmnode.types import Example, ExampleKey, Stretch, check_given
 
 MAX_BOOK = 65_536
-"""Answers of the largest book (lessons.SharingRule.book_size)."""
+"""The most answers of a book (lessons.SharingRule.book_size)."""
 
 MAX_TOKENS = 131_072
 """The most tokens of one answer in a saved book: more than any policy here writes."""
 
 MAX_BOOK_BYTES = 384 << 20
-"""A book as a checkpoint holds it, which leaves room for the rest of a rule's state (MAX_STATE_BYTES)."""
+"""The most bytes of a book in a checkpoint. Leaves room for the rest of a rule's state (MAX_STATE_BYTES)."""
 
 AUTHOR_SHARE = 0.25
-"""The share of the book that one stranger's answers may take. Names cost nothing, but whose groups we get at
-all is bounded by author and for newcomers together (exchange/bodies/selection.py)."""
+"""The share of the book that one stranger's answers may take. Names cost nothing, but the groups that we
+fetch are bounded per author, and for all newcomers together (exchange/bodies/selection.py)."""
 
 FLOOR = 0.02
-"""Least weight of an answer in a draw: what we master is recalled now and then."""
+"""The least weight of an answer in a draw: tasks that we master are still replayed now and then."""
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -45,18 +46,18 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     seed: int
     index: int
     prompt: str
-    """Its prompt as chat.py writes it."""
+    """The prompt as chat.py writes it."""
     token_ids: Annotated[tuple[int, ...], Meta(min_length=1, max_length=MAX_TOKENS)]
-    """Its tokens without an end of text."""
+    """The tokens without an end of text."""
     reward: float
     author: Annotated[str, Meta(max_length=256)]
     own: bool
     ended: bool
-    """A policy of ours sampled the end of text behind it."""
+    """One of our policies sampled the end of text after it."""
     given: tuple[Stretch, ...] = ()
-    """Tokens of it that an environment wrote. Books of before there were environments have none."""
+    """Tokens of the answer that an environment wrote. Books from before environments existed have none."""
     in_turns: bool = False
-    """It is a conversation with an environment."""
+    """The answer is a conversation with an environment."""
 
     def __post_init__(self) -> None:
         check_given(self.given, len(self.token_ids))
@@ -67,7 +68,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
     @property
     def saved_bytes(self) -> int:
-        """The most bytes that a state needs for it: no number takes more than 9, no token id more than 5."""
+        """The most bytes that a state needs for the entry: at most 9 per number and 5 per token id."""
         texts = (self.task, self.version, self.prompt, self.author)
         numbers = 5 * len(self.token_ids) + 2 * 9 * len(self.given)
         return 64 + sum(len(text.encode(errors="replace")) for text in texts) + numbers
@@ -75,7 +76,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 @dataclass(frozen=True, slots=True)
 class BookCandidate:
-    """An answer that our own judge gave full marks as it stands, before it enters the book."""
+    """An answer that our own judge gave full marks in its current form, before it enters the book."""
 
     example: Example
     text: str
@@ -84,11 +85,11 @@ class BookCandidate:
 
 
 Mend = Callable[[Sequence[BookCandidate]], Sequence[BookCandidate]]
-"""Function that foreign answers pass on their way into the book. It may cut them to what they need, or leave
-them out; an answer that it changes it has judged again first."""
+"""Mends foreign answers on their way into the book. It may cut them to what they need, or leave them out; it
+has every answer that it changes judged again first."""
 
 Entries = Annotated[tuple[Entry, ...], Meta(max_length=MAX_BOOK)]
-"""A book, as a state holds it."""
+"""The entries of a book, as saved in a state."""
 
 Key = tuple[ExampleKey, tuple[int, ...]]
 
@@ -96,7 +97,7 @@ Counted = TypeVar("Counted")
 
 
 class Book:
-    """Answers by example and tokens, the oldest first."""
+    """Answers by example and tokens, oldest first."""
 
     def __init__(self, size: int, answers_per_example: int) -> None:
         self._size = size
@@ -115,17 +116,17 @@ class Book:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """The oldest first."""
+        """The entries, oldest first."""
         return tuple(self._entries.values())
 
     @property
     def foreign(self) -> int:
-        """Answers of others."""
+        """Number of answers from others."""
         return self._of_stranger.total()
 
     def add(self, entry: Entry) -> bool:
-        """Put an answer in, and say whether it is new. The same tokens stay where they are; once we find them
-        ourselves, they count as ours. One that a saved book could not hold is left out."""
+        """Adds an answer and returns True if it is new. An answer with the same tokens keeps its place; once
+        we find it ourselves, it counts as ours. An answer that is too long for a saved book is left out."""
         if len(entry.token_ids) > MAX_TOKENS:
             return False
         key = (entry.example, entry.token_ids)
@@ -150,7 +151,7 @@ class Book:
         return True
 
     def keep_only(self, wanted: Callable[[Entry], bool]) -> int:
-        """Let go of the answers that are not wanted; returns how many."""
+        """Removes the answers for which `wanted` returns False, and returns how many there were."""
         leaving = [key for key, entry in self._entries.items() if not wanted(entry)]
         for key in leaving:
             self._remove(key)
@@ -162,13 +163,13 @@ class Book:
         pass_rates: Mapping[str, float],
         rng: random.Random,
     ) -> list[Entry]:
-        """Draws `count` different answers, or all where there are fewer, by how often we fail on their task.
-        A task without a pass rate is one that we fail on."""
+        """Draws `count` distinct answers, or all if there are fewer, weighted by how often we fail on their
+        task. A task without a pass rate counts as always failed."""
         return list(islice(_by_lot(self._entries.values(), pass_rates, rng), count))
 
     def _make_way(self, entry: Entry) -> bool:
-        """Removes a stranger's answer to the example for one of our own. Returns False if there is none to
-        remove."""
+        """Removes a stranger's answer to the example to make room for one of our own. Returns False if it
+        cannot."""
         if not entry.own:
             return False
         oldest = self._oldest(lambda one: not one.own and one.example == entry.example)
@@ -190,15 +191,15 @@ class Book:
 
 
 def _count_down(counts: Counter[Counted], one: Counted) -> None:
-    """Counts one less. Names that reach zero are dropped, as their number is unbounded."""
+    """Decrements a count. Names that reach zero are dropped, because their number is unbounded."""
     counts[one] -= 1
     if not counts[one]:
         del counts[one]
 
 
 def _by_lot(entries: Iterable[Entry], pass_rates: Mapping[str, float], rng: random.Random) -> list[Entry]:
-    """The entries in the order of a lottery without replacement, each drawn by its weight (Efraimidis and
-    Spirakis 2006): by waiting times that are exponential with the weights as rates."""
+    """Returns the entries in the order of a weighted draw without replacement (Efraimidis and Spirakis 2006),
+    by exponential waiting times whose rates are the weights."""
 
     def waits(entry: Entry) -> float:
         return rng.expovariate(max(FLOOR, 1.0 - pass_rates.get(entry.task, 0.0)))

@@ -1,22 +1,22 @@
-"""Rules `book` and `own_book`: verified right answers are kept, and replayed where we fail.
+"""Rules `book` and `own_book`: keep verified right answers, and replay them where we fail.
 
 own groups (all of a round), J external groups -> [BookRule] -> Lessons: the own groups, and M of the book
 
-No foreign group is trained on with its sender's advantages: a stranger's failures are negatives on text that
-we would hardly write, and its mean reward would set our baseline. What it got right is a lesson, and stays
-one. Every answer that our own judge gave full marks (task_marks.py) goes into the book, ours too. A
-replayed one has a constant advantage, no behaviour probability, and stands in the step of the own groups,
-under its normaliser.
+We do not train on a foreign group with its sender's advantages: a stranger's failures would be negatives on
+text that we would hardly write, and its mean reward would set our baseline. What it got right is a lesson,
+and stays one. Every answer that our own judge gave full marks (task_marks.py) goes into the book, ours
+included. A replayed answer has a constant advantage and no behaviour probability, and is part of the own
+groups' optimizer step, under its normaliser.
 
-A stranger's answer ends with our end of text. Where an answer ended is not believed of strangers
-(exchange/validation/body_check.py): right answers marked "length" beside wrong ones marked "stop" made EOS
-what tells them apart, and unlearnt it. That needs wrong answers, and a claim. Here there are none, and no
-claim is asked: the judge gave full marks to the text as it stands, so stopping there is right, whoever
-wrote it. As in supervised learning, every position before the end teaches not to stop. What is left to an
-attacker is to choose right answers that are short. That teaches brevity where our judge is content with it,
-by the text as much as by its end; `teach_ends` turns the end off.
+A stranger's answer is trained with our end of text behind it. We do not believe strangers about where an
+answer ended (exchange/validation/body_check.py): right answers marked "length" beside wrong ones marked
+"stop" made EOS the difference between them, and unlearnt it. That attack needs wrong answers and a claim.
+Here there are no wrong answers and we ask for no claim: the judge gave full marks to the text as it stands,
+so stopping there is right, no matter who wrote it. As in supervised learning, every position before the end
+teaches the policy not to stop. An attacker can still choose right answers that are short. That teaches
+brevity where our judge accepts it, by the text as much as by its end; `teach_ends` turns the end off.
 
-Before an answer of another enters the book it is mended (mender.py), and its author has to agree with what we
+Before a foreign answer enters the book it is mended (mender.py), and its author has to agree with what we
 found ourselves (teachers.py).
 """
 
@@ -40,11 +40,11 @@ class BookState(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
     marks: Saved
     entries: Entries
     teachers: SavedTeachers = ()
-    """Books of before authors were measured have none."""
+    """Missing from states saved before authors were measured."""
 
 
 class BookRule(Rule):
-    """Replays what our own judge gave full marks, whoever wrote it."""
+    """Replays answers that our own judge gave full marks, from any author."""
 
     keeps_own = True
     keeps_answers = True
@@ -55,7 +55,7 @@ class BookRule(Rule):
         self.book = Book(settings.book_size, settings.answers_per_example)
         self._demonstrated = Demonstrated()
         self.teachers: Teachers | None = None
-        """Who may teach us. None: everybody."""
+        """Decides who may teach us. None: everybody may."""
 
     def measure_by(self, compare: Compare) -> None:
         self.teachers = Teachers(compare)
@@ -127,7 +127,7 @@ class BookRule(Rule):
     def _enter(
         self, own: Sequence[RolloutGroup], foreign: Sequence[RolloutGroup], version: int
     ) -> tuple[int, int]:
-        """Returns how many answers of others were cut on their way in, and how many were refused."""
+        """Returns how many foreign answers were cut on their way in, and how many were refused."""
         ours = (*own, *self._demonstrated.known(self.marks))
         found = [answer for group in ours for answer in full_answers(group, self.marks, own=True)]
         given = [answer for group in foreign for answer in full_answers(group, self.marks, own=False)]
@@ -139,7 +139,8 @@ class BookRule(Rule):
         return mended, len(given) - len(kept)
 
     def _learn_of(self, given: Sequence[BookCandidate], version: int) -> None:
-        """Take in what others gave, as far as they may teach us."""
+        """Adds the foreign answers whose authors may teach us, and removes those of authors that no longer
+        may."""
         if self.teachers is None:
             self._add(given)
             return
@@ -164,14 +165,14 @@ class BookRule(Rule):
 
 
 class OwnBook(BookRule):
-    """Replays only what we found ourselves."""
+    """Replays only answers that we found ourselves."""
 
     fetches = False
     keeps_answers = False
 
 
 def full_answers(group: RolloutGroup, marks: TaskMarks, *, own: bool) -> list[BookCandidate]:
-    """The different answers of a group that our own judge gave full marks."""
+    """Returns the distinct answers of a group that our own judge gave full marks."""
     key, prompt = group.example.key, written_prompt(group.example.prompt)
     found: dict[tuple[int, ...], BookCandidate] = {}
     for completion, reward in zip(group.completions, group.rewards, strict=True):
@@ -189,5 +190,5 @@ def full_answers(group: RolloutGroup, marks: TaskMarks, *, own: bool) -> list[Bo
 
 
 def _without_end(completion: Completion) -> tuple[int, ...]:
-    """A completion that stopped has its end of text as its last token."""
+    """Returns the token ids without the end of text, which is the last token of a completion that stopped."""
     return completion.token_ids[:-1] if completion.finish == "stop" else completion.token_ids

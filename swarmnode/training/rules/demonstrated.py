@@ -1,15 +1,15 @@
-"""Demonstrations on their way into the book, and out of what is replayed.
+"""Demonstrations on their way into the book, and out of replay as the policy improves.
 
 node/demonstrating.py -> groups of judged texts -> [Demonstrated] -> book_rule.py -> Book -> [still_needed]
 
-A demonstration that our own judge gave full marks is an entry of the book as our own finds are: it has the
-same constant advantage, and our end of text behind it. That is LUFFY's and SRFT's shape without their weights
-(`Lessons.shaped` has LUFFY's): own groups by their advantages, and beside them, in the same step, texts that
-no policy of ours sampled.
+A demonstration that our own judge gave full marks becomes a book entry like our own finds: with the same
+constant advantage, and our end of text behind it. This is the shape of LUFFY and SRFT without their weights
+(`Lessons.shaped` has LUFFY's): own groups by their advantages and, in the same step, texts that no policy of
+ours sampled.
 
-The rule by which they fade: a demonstration that was drawn for a round is left out of it with the probability
-that our own answers to its task have full marks. All of them are replayed while nothing of ours is right,
-half of the times where half is, hardly any in the end.
+Demonstrations fade: one that was drawn for a round is skipped with a probability equal to the share of our
+own answers to its task that have full marks. All are replayed while none of our answers is right, half of
+them when half are right, and hardly any in the end.
 """
 
 import logging
@@ -24,14 +24,14 @@ from swarmnode.types import RolloutGroup
 logger = logging.getLogger(__name__)
 
 AUTHOR = "demonstration"
-"""Who wrote them, in the book. No peer has such a name."""
+"""Author of demonstrations in the book. No peer has such a name."""
 
 MOST_WAITING = 1024
-"""Groups of demonstrations that wait until full marks are known."""
+"""The most groups of demonstrations that wait until full marks are known."""
 
 
 class Demonstrated:
-    """Judged demonstrations until it is known what full marks are."""
+    """Holds judged demonstrations until the full marks of their tasks are known."""
 
     def __init__(self) -> None:
         self.waiting: deque[RolloutGroup] = deque(maxlen=MOST_WAITING)
@@ -41,8 +41,8 @@ class Demonstrated:
         self.waiting.extend(groups)
 
     def known(self, marks: TaskMarks) -> list[RolloutGroup]:
-        """Takes out the groups of tasks whose full marks are known, and tells once of each task how many of
-        its demonstrations do not have them."""
+        """Removes and returns the groups of tasks whose full marks are known. Logs once per task how many of
+        its demonstrations fall short of them."""
         for task in sorted({group.example.key.task for group in self.waiting} - self._told):
             self._tell(task, marks)
         known = [one for one in self.waiting if marks.full(one.example.key.task) is not None]
@@ -72,8 +72,8 @@ class Demonstrated:
 
 
 def _is_wrong(task: str, reward: float | None, marks: TaskMarks) -> bool:
-    """Returns True if a demonstration does not have full marks. Where all rewards of a task were equal so
-    far, full marks are unknown, but nothing right has a reward of 0 or less."""
+    """Returns True if a demonstration does not have full marks. If all rewards of a task were equal so far,
+    full marks are unknown; then a reward of 0 or less counts as wrong."""
     if reward is None or marks.full(task) is None:
         return reward is None or reward <= 0
     return not marks.has_full(task, reward)
@@ -82,8 +82,8 @@ def _is_wrong(task: str, reward: float | None, marks: TaskMarks) -> bool:
 def still_needed(
     drawn: Sequence[Entry], pass_rates: Mapping[str, float], rng: random.Random
 ) -> Sequence[Entry]:
-    """Returns the entries that are replayed in a round: of demonstrations the fewer, the more of our own
-    answers are right.
+    """Returns the entries to replay in a round: the more of our own answers are right, the fewer
+    demonstrations.
 
     >>> still_needed([], {}, random.Random(0))
     []

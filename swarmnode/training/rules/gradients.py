@@ -1,4 +1,4 @@
-"""Agreement of lessons: gradients of the likelihood of several lists of answers, at the policy of now.
+"""Gradients of the likelihood of several lists of answers at the current policy, and their agreement.
 
 teachers.py -> [Gradients] -> forward.py, one backward pass for many lists -> agreement
 """
@@ -20,15 +20,15 @@ from swarmnode.training.rules.book import Entry
 from swarmnode.training.rules.teachers import Comparison
 
 PROMPTS_RENDERED = 1024
-"""Prompts whose tokens are kept."""
+"""The most prompts whose tokens are cached."""
 
 NUMBERS_AT_ONCE = 1 << 26
-"""Numbers of all gradients that one pass tells apart: 256 MiB in float32."""
+"""Gradient values that one pass may hold separately: 256 MiB in float32."""
 
 
 class Gradients:
-    """`Compare` of teachers.py, over the adapter of one policy. Call it in the thread that trains, between
-    its steps."""
+    """Implements `Compare` of teachers.py for the adapter of one policy. Call it in the training thread,
+    between steps."""
 
     def __init__(
         self,
@@ -38,8 +38,8 @@ class Gradients:
         *,
         max_tokens: int,
     ) -> None:
-        """`render`: token ids of a prompt. `max_tokens`: longest answer that our sampler allows; longer ones
-        are not looked at."""
+        """`render`: returns the token ids of a prompt. `max_tokens`: the longest answer that our sampler
+        allows; longer ones are ignored."""
         self._forward = forward
         self._policy = policy
         # Answers to one example are measured together, and finds again and again.
@@ -47,19 +47,20 @@ class Gradients:
         self._max_tokens = max_tokens
 
     def __call__(self, finds: Sequence[Entry], lists: Sequence[Sequence[Entry]]) -> list[Comparison | None]:
-        """The agreement of each list with the finds of its tasks, task by task, as what one task asks for is
-        noise to another, and the one that surprises most would drown the rest; then their mean (`_weight`).
-        With all finds at once where there are none of its tasks.
-        Raises ModelError where no memory is left to try."""
+        """Returns the agreement of each list with our finds.
+
+        Compares task by task, because the gradient of one task is noise to another and the most surprising
+        task would drown out the rest, then averages (`_weight`). A list whose tasks have no finds is compared
+        with all finds at once. Raises ModelError if memory does not suffice for even the smallest batch."""
         with self._forward.alone():
             by_task = _by_task(finds)
             found = zip(by_task, self._gradients([*by_task.values()]), strict=True)
             known = {task: one_D for task, one_D in found if one_D is not None}
             if not known:
                 return [None] * len(lists)
-            # Added up one by one: stacked they would all be there twice.
+            # Added one by one: stacking would hold all of them twice.
             known[""] = reduce(torch.add, known.values()) / len(known)
-            # Of each list the answers to each task with finds, or all of them where there are none.
+            # For each list: its answers to each task with finds, or all of them if no task has any.
             of_list = [
                 {task: one for task, one in _by_task(entries).items() if task in known} or {"": entries}
                 for entries in lists
@@ -74,8 +75,8 @@ class Gradients:
         return [_mean([*islice(rest, len(parts))]) for parts in of_list]
 
     def _gradients(self, lists: Sequence[Sequence[Entry]]) -> Iterator[Tensor | None]:
-        """Yields the gradient of the mean negative log-likelihood of a token of each list, as many lists in
-        one pass as fit. None: nothing can be read, or it is not finite."""
+        """Yields, for each list, the gradient of the mean negative log-likelihood per token, with as many
+        lists per pass as fit. None: no answer could be read, or the gradient is not finite."""
         numbers = sum(parameter.numel() for parameter in self._policy.parameters)
         at_once = max(1, NUMBERS_AT_ONCE // numbers)
         for start in range(0, len(lists), at_once):
@@ -93,7 +94,7 @@ class Gradients:
                 yield one_D if one_D is not None and bool(torch.isfinite(one_D).all()) else None
 
     def _of_samples(self, samples: Sequence[TrainingSample]) -> dict[int, Tensor]:
-        """The number of a list -> its gradient."""
+        """Returns the gradient of each list by its number."""
         tokens = Counter[int]()
         for sample in samples:
             tokens[sample.policy] += len(sample.learned)
@@ -124,8 +125,9 @@ def _by_task(entries: Iterable[Entry]) -> dict[str, list[Entry]]:
 
 
 def _weight(answers: int, finds: int) -> float:
-    """Returns how much a comparison of so many with so many counts: as the inverse of its variance, were all
-    answers alike. All authors may stand at -0.8 to the single find of a task, which is short by chance."""
+    """Returns the weight of a comparison of `answers` with `finds`: the inverse of its variance if all
+    answers were alike. With a single find in a task, which is short by chance, all authors may score -0.8
+    there."""
     return answers * finds / (answers + finds)
 
 

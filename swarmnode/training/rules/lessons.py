@@ -1,11 +1,11 @@
-"""The lessons that a rule makes of a round: groups with their credit, and answers that are replayed.
+"""The lessons that a rule draws from a round: groups with their credit, and answers to replay.
 
 node (own and external groups) -> [Rule.lessons] -> [Lessons] -> round.py -> trainer
                                        |
                                        +-> Rule.state -> [pack, unpack] -> checkpoint.py (rule.bin)
 
-`Rule` is what every rule is; rules.py has them by name. A rule's state is bytes under the name of the rule
-that it is of. No torch here.
+`Rule` is the base of every rule; rules.py lists them by name. A rule's state is saved as bytes under the
+rule's name. No torch here.
 """
 
 import logging
@@ -28,24 +28,24 @@ logger = logging.getLogger(__name__)
 FORMAT = 1
 
 MAX_STATE_BYTES = 512 * 1024 * 1024
-"""A whole state. A book of 2000 answers of 512 tokens takes some 6 MiB."""
+"""The most bytes of a whole state. A book of 2000 answers of 512 tokens takes some 6 MiB."""
 
 MAX_NAME = 256
-"""Characters of a rule's name, which may be an import path."""
+"""The most characters of a rule's name, which may be an import path."""
 
 State = TypeVar("State", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupLesson:
-    """One group, and what of it is learned from."""
+    """One group, and which part of it is learned from."""
 
     group: RolloutGroup
     advantages: tuple[float | None, ...] | None = None
-    """The advantage of each completion, in place of those that its rewards give; None at a place: it is left
-    out. None: those of the group (losses.py)."""
+    """The advantage of each completion, in place of the one from its rewards; None at a place leaves that
+    completion out. None: the group's own advantages (losses.py)."""
     gains_only: bool = False
-    """Only completions that are better than their group are learned from."""
+    """Only completions that are better than the group's mean are learned from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Replay:
     entry: Entry
     advantage: float
     ends: bool
-    """Our end of text follows where there is room for it."""
+    """Our end of text follows if there is room for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,57 +66,58 @@ class Lessons:
     external: tuple[GroupLesson, ...]
     replayed: tuple[Replay, ...] = ()
     replay_steps: int = 1
-    """The fewest optimizer steps that what is replayed is spread over."""
+    """The fewest optimizer steps over which replayed answers are spread."""
     shaped: bool = False
-    """Tokens that no policy of ours was recorded to sample are weighed by `token_weights.shaped_weights`."""
+    """Tokens without a log-probability recorded by one of our policies are weighted by
+    `token_weights.shaped_weights`."""
     report: TrainReport = field(default_factory=TrainReport)
-    """The rule's part of the round's report: of its book, of authors, of running pass rates."""
+    """The rule's part of the round's report: its book, authors and running pass rates."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharingRule:
-    """A rule by its name in `exchange.rule`, and its settings. Defaults are the recipe that was measured."""
+    """A rule name for `exchange.rule`, and its settings. The defaults are the recipe that was measured."""
 
     name: str = "book"
     book_size: int = 2000
-    """Answers that the book holds."""
+    """The most answers that the book holds."""
     book_replayed: int = 64
-    """M: answers of the book that a round trains on, besides its groups."""
+    """M: answers of the book that a round trains on, in addition to its groups."""
     book_weight: float = 4.0
-    """Lambda: the advantage of a replayed answer. One right answer of a group of 8 has 2.6."""
+    """Lambda: the advantage of a replayed answer. The only right answer in a group of 8 has 2.6."""
     shaped: bool = False
-    """Weigh tokens that strangers wrote, and replayed ones, as LUFFY does (token_weights.py)."""
+    """Weight tokens that strangers wrote, and replayed ones, as LUFFY does (token_weights.py)."""
     teach_ends: bool = True
     """Teach our end of text behind a stranger's answer that our own judge gave full marks (book_rule.py).
-    False: only ends that our own policies sampled."""
+    False: teach only ends that our own policies sampled."""
     answers_per_example: int = 4
-    """Distinct answers of one example in the book."""
+    """The most distinct answers of one example in the book."""
 
 
 class Rule(ABC):
-    """A way to learn from a round of own and external groups. One thread calls at a time.
+    """A way to learn from a round of own and external groups. Only one thread calls it at a time.
 
-    One of one's own is a subclass in any module that can be imported, `exchange.rule = "mymodule:Mine"`
-    (configs/README.md): it needs `lessons`, and whatever of the rest is not as it stands here.
+    To write your own, subclass this in any importable module and set `exchange.rule = "mymodule:Mine"`
+    (configs/README.md). Implement `lessons`, and override whatever else differs.
     """
 
     keeps_own: bool = False
-    """Own groups are not displaced by external ones: `lessons` is given all of a round, those without a
-    gradient among them."""
+    """External groups do not displace own ones: `lessons` gets all own groups of a round, including those
+    without a gradient."""
     fetches: bool = True
-    """Groups of others are wanted at all."""
+    """Foreign groups are fetched."""
     keeps_answers: bool = False
-    """Right answers of others are kept and replayed: the rule has use for the swarm's library."""
+    """Right answers of others are kept and replayed: the rule can use the swarm's library."""
     mends: bool = True
-    """Right answers of strangers are cut to what our judge and the rest of the text need, before they are
-    kept: text that was put in goes."""
+    """Before they are kept, strangers' right answers are cut to what our judge and the rest of the text need;
+    inserted text is removed."""
     measures_teachers: bool = True
-    """An author's answers wait until their gradients agree with those of our own finds. False: everybody with
-    answers that our judge gives full marks may teach."""
+    """An author's answers wait until their gradients agree with those of our own finds. False: everybody
+    whose answers our judge gives full marks may teach."""
     replayed: int | None = None
-    """Answers that a round replays, in place of the setting. None: as it is set."""
+    """Number of answers that a round replays, in place of the setting. None: as set."""
     step_answers: int | None = None
-    """Replayed answers that an optimizer step has. None: they stand in the steps of the own groups."""
+    """Replayed answers per optimizer step. None: they are part of the own groups' steps."""
 
     def __init__(
         self,
@@ -124,8 +125,8 @@ class Rule(ABC):
         seed: int = 0,
         mend: Mend | None = None,
     ) -> None:
-        """`mend`: what single foreign answers go through before they are kept; None: they are taken as they
-        are."""
+        """`mend`: applied to each round's foreign answers before they are kept. None: they are kept
+        unchanged."""
         self._settings = settings
         self._seed = seed
         self._mend = mend if self.mends else None
@@ -138,41 +139,43 @@ class Rule(ABC):
         *,
         version: int,
     ) -> Lessons:
-        """Returns the lessons to train on. `version`: our policy's. The same calls give the same lessons."""
+        """Returns the lessons to train on. `version`: our policy's version. Equal calls return equal
+        lessons."""
 
     def demonstrate(self, groups: Sequence[RolloutGroup]) -> bool:
-        """Take up answers that somebody wrote for us, as our judge scored them. Returns False where the rule
-        keeps none."""
+        """Takes answers that somebody wrote for us, scored by our judge. Returns False if the rule does not
+        keep them."""
         return False
 
     def measure_by(self, compare: Compare) -> None:  # noqa: B027 - optional
-        """Have what others teach compared with what we found ourselves before it is learnt."""
+        """Has foreign answers compared with what we found ourselves before they are learnt."""
 
     def state(self) -> bytes:
-        """Returns the memory of the rule, for a checkpoint (`pack`)."""
+        """Returns the rule's memory, for a checkpoint (`pack`)."""
         return b""
 
     def restore(self, data: bytes, tasks: Mapping[str, str] | None = None) -> int | None:
-        """Take up what `state` gave; nothing for no bytes or those of another rule. `tasks`: version by name;
-        what belongs to others is forgotten. None: all is taken. Returns how many answers were forgotten,
-        where a rule counts them. Raises CheckpointError."""
+        """Restores what `state` returned; does nothing without bytes, or with those of another rule. `tasks`:
+        versions by name; answers to other tasks are forgotten (None: none are). Returns the number of
+        forgotten answers if the rule counts them. Raises CheckpointError."""
         return None
 
     def origins(self) -> Mapping[tuple[str, ExampleKey], int]:
-        """Returns the number of answers that are kept of each author and example."""
+        """Returns the number of kept answers by author and example."""
         return {}
 
     def forget_strangers(self, tasks: Collection[str]) -> None:  # noqa: B027 - optional
-        """Let go of what was kept of others' answers to these tasks, which are not exchanged (any more)."""
+        """Forgets others' answers to these tasks, which are not exchanged (any more)."""
 
 
 def as_they_are(groups: Sequence[RolloutGroup]) -> tuple[GroupLesson, ...]:
-    """Groups to be learned from with the advantages that their rewards give."""
+    """Returns lessons that use the advantages from the groups' rewards."""
     return tuple(GroupLesson(group) for group in groups)
 
 
 def pack(rule: str, state: msgspec.Struct) -> bytes:
-    """The state of a rule, for `unpack`. Nothing where that would not read it, for want of a bound."""
+    """Returns a rule's state as bytes for `unpack`; no bytes if the state is too large for `unpack` to
+    read."""
     raw = msgspec.Raw(msgspec.msgpack.encode(state))
     data = msgspec.msgpack.encode(_Packed(FORMAT, rule, raw))
     if len(data) <= MAX_STATE_BYTES:
@@ -188,7 +191,7 @@ def pack(rule: str, state: msgspec.Struct) -> bytes:
 
 def unpack(data: bytes, rule: str, kind: type[State]) -> State | None:
     """Returns the state that `pack` was given; None for no bytes or the state of another rule. Raises
-    CheckpointError if the bytes are no such state."""
+    CheckpointError if the bytes are not a valid state."""
     if not data:
         return None
     try:

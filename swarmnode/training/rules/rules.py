@@ -5,13 +5,14 @@ config -> [sharing_rule] -> [make_rule] -> Rule.lessons -> Lessons -> round.py -
              +-> [groups_wanted, own_to_learn_from] -> node, exchange: what to fetch, which own groups
                  are trained on beside it
 
-- `sapo`: external groups as if they were our own, in the places of own ones: SAPO, the control.
-- `successes`: the same, but of external groups only what is better than its group.
-- `book`: own groups, and verified right answers replayed where we fail, foreign and own (book_rule.py).
-- `own_book`: the same with nothing from others, its control.
+- `sapo`: trains on external groups as if they were our own, in the places of own ones: SAPO, the control.
+- `successes`: the same, but uses only those completions of external groups that beat their group.
+- `book`: trains on own groups, and replays verified right answers, foreign and own, where we fail
+  (book_rule.py).
+- `own_book`: the same without anything from others, its control.
 
-Or one of one's own, by its import path (examples/rules/ has two); `Rule` is in lessons.py. The node reads
-this, so there is no torch here.
+Or your own rule, by its import path (examples/rules/ has two); `Rule` is in lessons.py. The node imports this
+module, so there is no torch here.
 """
 
 import random
@@ -26,7 +27,7 @@ from swarmnode.types import RolloutGroup
 
 
 def rule_of(name: str) -> type[Rule]:
-    """The class that `exchange.rule` names: one of ours (registry.py), or one's own.
+    """Returns the class that `exchange.rule` names: one of ours (registry.py), or your own.
 
     >>> rule_of("book") is rule_of("swarmnode.training.rules.book_rule:BookRule")
     True
@@ -43,11 +44,11 @@ def rule_of(name: str) -> type[Rule]:
 
 
 def sharing_rule(config: Config) -> SharingRule:
-    """The rule that these settings come to.
+    """Returns the rule that these settings amount to.
 
-    Members of a pipeline train along the paths that sampled a group, and nobody sampled a book: they take
-    foreign successes as they come. Without an exchange the book holds what we found ourselves, and the other
-    rules are plain GRPO.
+    Members of a pipeline train along the paths that sampled a group, and no path sampled a book, so they use
+    foreign successes directly. Without an exchange, the book holds only our own finds, and the other rules
+    are plain GRPO.
 
     >>> sharing_rule(Config()).name
     'book'
@@ -66,19 +67,19 @@ def keeps_own(config: Config) -> bool:
 
 
 def uses_library(config: Config) -> bool:
-    """Returns True if right answers are kept for others, and others are asked for theirs at a start."""
+    """Returns True if we keep right answers for others, and ask others for theirs at a start."""
     wanted = config.exchange.enabled and config.exchange.library
     return wanted and rule_of(sharing_rule(config).name).keeps_answers
 
 
 def groups_wanted(config: Config) -> int:
-    """J: how many groups of others a round wants to have."""
+    """Returns J: how many foreign groups a round should have."""
     return config.exchange.external_groups if rule_of(sharing_rule(config).name).fetches else 0
 
 
 def make_rule(settings: SharingRule, seed: int, mend: Mend | None = None) -> Rule:
-    """The rule of that name, knowing nothing yet. `mend`: what single foreign answers go through before a
-    book takes them; None: they are taken as they are.
+    """Returns a new rule of that name. `mend`: applied to foreign answers before a book takes them. None:
+    they are taken unchanged.
 
     >>> make_rule(SharingRule("sapo"), seed=0).keeps_own
     False
@@ -87,7 +88,7 @@ def make_rule(settings: SharingRule, seed: int, mend: Mend | None = None) -> Rul
 
 
 class Sapo(Rule):
-    """External groups are trained on as our own are (SAPO, section 4). It remembers nothing."""
+    """Trains on external groups as on our own (SAPO, section 4). It has no memory."""
 
     def lessons(
         self,
@@ -104,7 +105,7 @@ class Sapo(Rule):
 
 class Successes(Sapo):
     """Trains on external groups without their failures: pushing down text that we would hardly write moves
-    probability anywhere, and takes the clip's budget."""
+    probability to arbitrary text, and uses up the clip's budget."""
 
     def _external(self, groups: Sequence[RolloutGroup]) -> tuple[GroupLesson, ...]:
         return tuple(GroupLesson(group, gains_only=True) for group in groups)
@@ -113,10 +114,11 @@ class Successes(Sapo):
 def own_to_learn_from(
     groups: Sequence[RolloutGroup], external: int, config: Config, rng: random.Random
 ) -> Sequence[RolloutGroup]:
-    """Chooses which of a round's own groups to hand to the rule, beside so many external ones.
+    """Chooses which of a round's own groups the rule gets, given the number of external ones.
 
-    All of them where the rule keeps them, those without a gradient too: it counts them. Else I, and as many
-    more as external ones are missing. Without an exchange, as many as there are.
+    If the rule keeps own groups, it gets all of them, including those without a gradient, which it counts.
+    Otherwise it gets I, and one more for each missing external group. Without an exchange, it gets as many as
+    the round has.
     """
     if keeps_own(config):
         return groups
@@ -130,8 +132,8 @@ def choose_own(groups: Sequence[RolloutGroup], room: int, rng: random.Random) ->
     """Chooses at most `room` own groups, uniformly among those that have a gradient.
 
     SAPO's rule for external groups (section 5: drop zero advantage, then sample uniformly), applied to our
-    own as well: a group without a gradient would only take the place of one that has it. What peers did not
-    send is room for own groups, so a node alone trains on as much as one in a swarm.
+    own as well: a group without a gradient would only take the place of one that has one. Places that peers
+    do not fill go to own groups, so a node alone trains on as much as one in a swarm.
     """
     useful = [group for group in groups if group.has_gradient]
     return useful if len(useful) <= room else rng.sample(useful, room)

@@ -1,14 +1,14 @@
-"""Full marks, task by task: the rewards that our own judge gave so far tell which answers have them.
+"""Full marks, task by task: the least reward that counts as right, from our own judge's past rewards.
 
 own and external groups -> [TaskMarks] -> book_rule.py; [needs_of] -> node.py -> exchange
 
-Tasks do not say what their best reward is. With 0 and 1 it is 1; with partial credit it is what the best
-answers got, and where nobody gets all of it, the best so far. So it is the best reward that was given on two
-different examples: one stroke of luck, or one answer that fools a judge, does not devalue all others. An
-answer has full marks when it comes within FULL_MARGIN of that, counted from our own mean; so it is never
-below our own mean, and where rewards are continuous the best few percent count and not a single answer. Where
-all rewards of a task were equal so far, nothing is known: neither what would be better nor a pass rate.
-
+Tasks do not declare their best reward. With rewards of 0 and 1 it is 1; with partial credit it is what the
+best answers got, or the best so far if no answer gets all of it. We take the best reward given on two
+different examples, so that one stroke of luck, or one answer that fools a judge, does not devalue all others.
+An answer has full marks if its reward comes within FULL_MARGIN of that, as a share of the distance from our
+own mean. So full marks are never below our own mean, and with continuous rewards the best few percent
+qualify, not a single answer. While all rewards of a task are equal, we know neither full marks nor a pass
+rate.
 No torch here.
 """
 
@@ -20,25 +20,25 @@ import msgspec
 from swarmnode.types import FULL_MARGIN, MIN_REWARD_SPREAD, ExampleKey, RolloutGroup
 
 MEMORY_ANSWERS = 64
-"""Running means follow the last so many answers, about: two rounds of the demonstration policy."""
+"""Approximate number of answers that running means span: two rounds of the demonstration policy."""
 
 MAX_TASKS = 1024
 """The most tasks in a saved state."""
 
 
 class Marks(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The rewards that were given on one task so far. None: no reward yet."""
+    """The rewards given on one task so far. None: no reward yet."""
 
     worst: float
     best: float
     best_on: tuple[int, int]
     """Seed and index of the example that got `best`."""
     confirmed: float | None = None
-    """The best that any other example got."""
+    """The best reward on any other example."""
     mean: float | None = None
     """Running mean of our own rewards."""
     passed: float | None = None
-    """Running share of our own answers with full marks."""
+    """Running share of our own answers that have full marks."""
 
     @property
     def level(self) -> float:
@@ -54,7 +54,7 @@ class Marks(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         if self.best - self.worst < MIN_REWARD_SPREAD:
             return None
         if self.level - self.worst < MIN_REWARD_SPREAD:
-            # One example alone was ever answered better than the worst.
+            # Only one example was ever answered better than the worst.
             return self.level + MIN_REWARD_SPREAD
         mean = self.worst if self.mean is None else self.mean
         return self.level - FULL_MARGIN * max(0.0, self.level - mean)
@@ -65,7 +65,7 @@ class Marks(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
 
 
 Saved = Annotated[dict[str, Marks], msgspec.Meta(max_length=MAX_TASKS)]
-"""Marks by task, as a state holds them."""
+"""Marks by task, as saved in a state."""
 
 
 class TaskMarks:
@@ -75,8 +75,8 @@ class TaskMarks:
         self.by_task: dict[str, Marks] = {}
 
     def see(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> None:
-        """Take note of a round. What a full mark is learns from everybody's answers, as our judge scored
-        them; the running means are of our own alone."""
+        """Records the rewards of a round. Full marks follow from everybody's answers, as our judge scored
+        them; running means cover only our own."""
         before = {task: marks.level for task, marks in self.by_task.items()}
         for group in (*own, *external):
             self._see_rewards(group.example.key, _scored(group))
@@ -88,18 +88,18 @@ class TaskMarks:
                 self._average(task, rewards, before.get(task))
 
     def has_full(self, task: str, reward: float | None) -> bool:
-        """Returns True if such a reward is full marks."""
+        """Returns True if the reward is full marks on the task."""
         marks = self.by_task.get(task)
         return marks is not None and marks.has_full(reward)
 
     def full(self, task: str) -> float | None:
-        """The least reward that is full marks on a task. None: not known."""
+        """Returns the least reward that is full marks on a task. None: not known."""
         marks = self.by_task.get(task)
         return None if marks is None else marks.full
 
     @property
     def pass_rates(self) -> dict[str, float]:
-        """Running share of own answers with full marks, by task, as far as known."""
+        """Running share of our own answers that have full marks, by task, where known."""
         return {task: marks.passed for task, marks in self.by_task.items() if marks.passed is not None}
 
     def keep_only(self, tasks: Mapping[str, str]) -> None:
@@ -131,7 +131,7 @@ class TaskMarks:
         if level_before is not None and marks.level - level_before > FULL_MARGIN * (
             marks.level - marks.worst
         ):
-            passed = None  # What counted as full marks until now does not any more.
+            passed = None  # Earlier passes no longer count as full marks.
         if full is not None:
             passed = _moved(passed, sum(reward >= full for reward in rewards) / count, count)
         self.by_task[task] = msgspec.structs.replace(marks, passed=passed)
@@ -147,7 +147,7 @@ def needs_of(pass_rates: Mapping[str, float]) -> dict[str, float]:
 
 
 def _moved(mean: float | None, observed: float, count: int) -> float:
-    """A running mean after `count` observations more, whose mean is `observed`."""
+    """Returns a running mean after `count` more observations whose mean is `observed`."""
     return observed if mean is None else mean + (observed - mean) * count / (count + MEMORY_ANSWERS)
 
 

@@ -1,31 +1,32 @@
-"""Who may teach: an author's lessons count by how well they agree with what we found ourselves.
+"""Decides who may teach: an author's answers count if they agree with what we found ourselves.
 
 book_rule.py (mended answers of others, our own finds) -> [Teachers] -> Ruling: what enters, who leaves
                                                               |
                                                               +-> Compare: gradients.py
 
-A judge that reads a final answer lets through whatever stands before it. Right finals behind wrong steps of
-the right form cannot be told by their text, and a swarm that learns them ends below a node alone. What tells
-them is where they pull: the gradient of the likelihood of an author's answers, at the policy of now, against
-that of answers that we found ourselves, task by task. Honest authors agree a little (half of them had mean
-cosines of 0.05 to 0.2), and liars do not (-0.04 to 0.02). It must be looked at before anything of the author
-has been learnt: a policy that has learnt from a liar agrees with it. So his answers wait here, bounded, until
-a running mean of LEAST_MEASURED measurements or more reaches a threshold, which is higher while they are few
-and he surprises us, and enter the book then. What an admitted author sends is measured too before it enters:
-a batch that pulls elsewhere stays out, and who falls below the threshold over his last few batches is put
-back, with all that the book has of him.
+A judge that reads only a final answer accepts whatever precedes it. A right final answer behind wrong steps
+that look right cannot be told apart by its text, and a swarm that learns such answers ends below a node that
+trains alone. The direction of their gradient tells them apart: we compare the gradient of the likelihood of
+an author's answers, at the current policy, with that of the answers we found ourselves, task by task. Honest
+authors agree a little (half of them had mean cosines of 0.05 to 0.2) and liars do not (-0.04 to 0.02). The
+comparison must come before we learn anything from the author, because a policy that has learnt from a liar
+agrees with it. So an author's answers wait here, within bounds, until the running mean of at least
+LEAST_MEASURED measurements reaches a threshold, which is higher while there are few measurements and the
+author surprises us. Then the answers enter the book. The answers of an admitted author are measured before
+they enter, too: a batch that pulls elsewhere stays out, and an author whose recent batches fall below the
+threshold is sent back to waiting, together with all of its answers in the book.
 
-Two cases have nothing to compare with, and are decided by what there is to lose:
+In two cases there is nothing to compare with, and we decide by how much we could lose:
 
-- We found nothing ourselves, or after PATIENCE rounds fewer than LEAST_FINDS answers. Nothing better can be
-  known and hardly any reward can be lost, so strangers teach on trust, each at most ON_TRUST answers. As soon
-  as there are finds they are measured as all others are, and leave if they do not agree.
-- We found nothing in the tasks that an author teaches. What he says of them is compared with our finds in
-  other tasks, which only sees whether it would harm those: he is admitted above UNKNOWN_GROUND, a little
-  below zero, as an honest stranger stands at 0.00 there.
+- We found nothing ourselves, or still fewer than LEAST_FINDS answers after PATIENCE rounds. We cannot know
+  better and have hardly any reward to lose, so strangers teach on trust, each with at most ON_TRUST answers.
+  Once we have finds, these authors are measured like all others and leave if they do not agree.
+- We found nothing in the tasks that an author teaches. Its answers are then compared with our finds in other
+  tasks, which only shows whether they would harm those. Such an author is admitted above UNKNOWN_GROUND, a
+  little below zero, because an honest stranger scores 0.00 there.
 
-It measures authors and not answers, so who mixes lies into honest work in a small part is admitted, as far as
-the whole agrees. An advertisement in a part of them is cut by mending; wrong steps in a part are learnt.
+This measures authors, not answers: an author that mixes a few lies into honest work is admitted as long as
+the whole agrees. Mending cuts out advertisements; wrong steps in some of the answers are learnt.
 
 No torch here.
 """
@@ -43,130 +44,132 @@ from msgspec import Meta
 from swarmnode.training.rules.book import Entry, Key
 
 THRESHOLD = 0.04
-"""The least agreement of a teacher, as a cosine. In one run of tiny policies the means of three honest
-authors in four were above it, and those of one liar in twenty."""
+"""The least agreement of a teacher, as a cosine. In one run of tiny policies, three in four honest authors
+and one in twenty liars had means above it."""
 
 DOUBT = 0.06
-"""What an author who surprises us needs above THRESHOLD after LEAST_MEASURED measurements, falling to nothing
-at PROVEN: of three liars one has a mean of 0.05 by chance, and a policy that has learnt from one agrees with
-the next."""
+"""Added to THRESHOLD for an author that surprises us: all of it after LEAST_MEASURED measurements, falling to
+zero at PROVEN. One liar in three has a mean of 0.05 by chance, and a policy that has learnt from one agrees
+with the next."""
 
 SURPRISING = 1.3
-"""Surprise with which an author is doubted: a gradient nearly four times as long as that of our finds. In
-four of five measurements of tiny policies honest authors had -0.2 to 1.3, and who writes what they would
-never write 0.9 to 2.8. It says nothing of what is likely to us and wrong, so it is no ground to admit
-anybody: agreement is."""
+"""Surprise from which an author is doubted: a gradient nearly four times as long as that of our finds. In
+four of five measurements of tiny policies, honest authors had -0.2 to 1.3, and authors of text that the
+policy would never write had 0.9 to 2.8. Low surprise does not rule out text that is likely and wrong, so it
+admits nobody: agreement does."""
 
 PROVEN = 8
-"""Measurements after which an author is no longer new."""
+"""Number of measurements after which an author is no longer new."""
 
 FALLEN = 0.0
-"""Agreement below which an admitted author's answers stay out: nearer to the threshold, noise would send
+"""Agreement below which an admitted author's answers stay out. Closer to the threshold, noise would send
 honest authors away."""
 
 UNKNOWN_GROUND = -0.02
-"""Least agreement of a teacher in whose tasks we found nothing ourselves."""
+"""The least agreement of a teacher if we found nothing in its tasks."""
 
 LEAST_MEASURED = 3
-"""Measurements before an author is admitted. One of several times LEAST_ANSWERS counts for several, if there
-are as many times FINDS_OF_ONE to compare with: who lends a library has much to show at once."""
+"""Measurements before an author is admitted. One with several times LEAST_ANSWERS counts as several if we
+have as many times FINDS_OF_ONE to compare with: an author that lends a library has much to show at once."""
 
 MEMORY = 8
-"""Measurements that the mean of an author who waits follows, about. The first ones, of few answers and few
-finds, are mostly noise: with 20, some honest ones waited for forty rounds on account of them."""
+"""Approximate number of measurements that the running mean of a waiting author spans. The first ones, of few
+answers and few finds, are mostly noise: with 20, some honest authors waited for forty rounds because of
+them."""
 
 SHORT_MEMORY = 3
-"""Measurements that the recent mean of an admitted author follows, about: a sleeper has not long."""
+"""Approximate number of measurements that the recent mean of an admitted author spans: short, so that a
+sleeper is caught quickly."""
 
 LEAST_FINDS = 8
-"""Own finds that can be compared with."""
+"""The fewest own finds to compare with."""
 
 FINDS_OF_ONE = 5
-"""Own finds of each measurement that one of more answers counts for."""
+"""Own finds needed for each measurement when one of many answers counts as several."""
 
 PATIENCE = 4
-"""Rounds with fewer finds than that after which strangers are trusted a little."""
+"""Rounds with fewer than LEAST_FINDS finds after which strangers are trusted a little."""
 
 FINDS_OF_TASK = 16
-"""Own finds of a task that are compared with, the newest: older ones were replayed often, and pull
-nowhere."""
+"""The most own finds of one task that are compared with: the newest, as older ones were replayed often and no
+longer pull anywhere."""
 
 FINDS = 64
-"""Own finds of all tasks that are compared with, at most."""
+"""The most own finds of all tasks that are compared with."""
 
 ANSWERS = 24
-"""Answers of an author for each measurement that one counts for, at most, drawn from all that wait, so that
-none is hidden behind others."""
+"""The most answers of an author per measurement (or per measurement that one counts as), drawn from all that
+wait, so that none can hide behind others."""
 
 LEAST_ANSWERS = 8
-"""Answers of an author that are measured at once, at least."""
+"""The fewest answers of an author that are measured at once."""
 
 BATCH = 12
-"""New answers of who waits or is new that wait for a measurement together: who is measured again and again is
-above any threshold at last."""
+"""New answers that must collect before a waiting or new author is measured again: an author that is measured
+over and over passes any threshold eventually."""
 
 BATCH_OF_TEACHER = 24
-"""New answers of who is admitted and proven that wait for one."""
+"""New answers that must collect before an admitted, proven author is measured again."""
 
 AUTHORS_A_ROUND = 8
-"""Authors that are measured in a round, at most; who has not been for longest comes first."""
+"""The most authors measured in a round; those not measured for longest come first."""
 
 ON_TRUST = 64
-"""Answers of one author that are learnt without a measurement, where there are no finds to compare with."""
+"""The most answers learnt from one author without a measurement, while there are no finds to compare with."""
 
 MAX_HELD = 512
-"""Answers of one author that wait, the oldest out."""
+"""The most waiting answers of one author; the oldest are dropped."""
 
 MAX_HELD_BYTES = 32 << 20
-"""Bytes of all answers that wait, by what a checkpoint takes for them."""
+"""The most bytes of all waiting answers, counted as a checkpoint stores them."""
 
 MAX_AUTHORS = 256
-"""Authors that are known. Names cost nothing, so those that wait go first."""
+"""The most known authors. Names cost nothing, so authors that are not admitted are dropped first."""
 
 
 class Comparison(NamedTuple):
-    """How an author's answers stand to our finds: by the gradients of their likelihoods, task by task."""
+    """An author's answers compared with our finds, by the gradients of their likelihoods, task by task."""
 
     cosine: float
-    """From -1 to 1: whether they pull where our finds do."""
+    """From -1 to 1: how far they pull in the direction of our finds."""
     surprise: float
-    """Logarithm of the length of their gradient over that of our finds."""
+    """Logarithm of the ratio of their gradient's length to that of our finds."""
 
 
 Compare = Callable[[Sequence[Entry], Sequence[Sequence[Entry]]], Sequence[Comparison | None]]
-"""Function to the comparison of each of several lists of answers with the finds, which come first, at the
-policy of now. None: one of the two is nothing."""
+"""Compares each of several lists of answers (second argument) with the finds (first), at the current policy.
+None: one of the two gradients is unknown or zero."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ruling:
-    """The outcome of a round."""
+    """The decisions of a round."""
 
     enter: Sequence[Entry] = ()
     """Answers of others that may be learnt from now."""
     leave: frozenset[str] = frozenset()
-    """Authors whose answers in the book may not be learnt from any more (`Teachers.take_back`)."""
+    """Authors whose answers must leave the book (`Teachers.take_back`)."""
 
 
 @dataclass(slots=True)
 class _Author:
     mean: float = 0.0
-    """Running mean of his agreement."""
+    """Running mean of the author's agreement."""
     recent: float = 0.0
     """Running mean with a short memory."""
     measured: int = 0
     admitted: bool = False
     trusted: int = 0
-    """Answers that were let in on trust."""
+    """Answers that entered on trust."""
     new: int = 0
-    """Held answers that came after the last measurement."""
+    """Held answers that arrived after the last measurement."""
     measured_at: int = -1
     """Round of the last measurement."""
     surprise: float = 0.0
-    """The last one; no checkpoint has it, as nobody is admitted without being measured."""
+    """Surprise of the last measurement. Checkpoints omit it: nobody is admitted without a new measurement."""
     held: dict[Key, Entry] = field(default_factory=dict[Key, Entry])
     size_bytes: int = 0
-    """The most bytes that a checkpoint takes for these."""
+    """The most bytes that a checkpoint needs for `held`."""
 
     def hold(self, entry: Entry) -> None:
         key = (entry.example, entry.token_ids)
@@ -176,13 +179,13 @@ class _Author:
             self.new += 1
 
     def let_go(self, count: int) -> list[Entry]:
-        """Take out some answers, the oldest."""
+        """Removes and returns the `count` oldest answers."""
         left = [self.held.pop(key) for key in tuple(islice(self.held, count))]
         self.size_bytes -= sum(entry.saved_bytes for entry in left)
         return left
 
     def note(self, seen: Comparison, round_number: int, *, counts: int = 1) -> None:
-        """Take note of a measurement, which counts for so many."""
+        """Records a measurement that counts as `counts` measurements."""
         cosine, self.surprise = seen
         self.measured += counts
         self.mean += (cosine - self.mean) * counts / min(self.measured, MEMORY)
@@ -196,12 +199,14 @@ class _Author:
         return self.new >= new and len(self.held) >= LEAST_ANSWERS
 
     def counted(self, finds: int) -> int:
-        """The measurements that one with so many finds counts for: several at most until there are enough."""
+        """Returns how many measurements one counts as, given the number of finds: above one only for authors
+        with fewer than LEAST_MEASURED."""
         missing = max(1, LEAST_MEASURED - self.measured)
         return max(1, min(missing, len(self.held) // LEAST_ANSWERS, finds // FINDS_OF_ONE))
 
     def least(self, found_in: frozenset[str]) -> float:
-        """The agreement that he needs. `found_in`: tasks in which we found something ourselves."""
+        """Returns the agreement that the author needs. `found_in`: tasks in which we found something
+        ourselves."""
         if not any(entry.task in found_in for entry in self.held.values()):
             return UNKNOWN_GROUND
         if self.admitted or self.surprise < SURPRISING:
@@ -210,7 +215,7 @@ class _Author:
 
 
 class SavedAuthor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One author, as a state holds him."""
+    """One author, as saved in a rule's state."""
 
     author: Annotated[str, Meta(max_length=256)]
     mean: Annotated[float, Meta(ge=-1, le=1)]
@@ -220,15 +225,15 @@ class SavedAuthor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     trusted: Annotated[int, Meta(ge=0)]
     held: Annotated[tuple[Entry, ...], Meta(max_length=MAX_HELD)]
     new: Annotated[int, Meta(ge=0)] = MAX_HELD
-    """Held answers that came after the last measurement. States of before it was noted have none: all."""
+    """Held answers that arrived after the last measurement. Older states lack it: then all count as new."""
 
 
 SavedTeachers = Annotated[tuple[SavedAuthor, ...], Meta(max_length=MAX_AUTHORS)]
-"""Authors, who was heard last coming last."""
+"""Authors, the most recently heard last."""
 
 
 class Teachers:
-    """The standing of every author that was heard, and the answers of those that wait."""
+    """The standing of every author we have heard, and the answers of those that wait."""
 
     def __init__(self, compare: Compare) -> None:
         self._compare = compare
@@ -239,23 +244,23 @@ class Teachers:
 
     @property
     def teaching(self) -> int:
-        """Authors that are learnt from."""
+        """Number of authors that are learnt from."""
         return sum(one.admitted or one.trusted > 0 for one in self._authors.values())
 
     @property
     def waiting(self) -> int:
-        """Authors that have sent answers and are not."""
+        """Number of authors that have sent answers and are not learnt from yet."""
         return len(self._authors) - self.teaching
 
     @property
     def doubted(self) -> tuple[str, ...]:
-        """Authors that were measured and wait: their groups are hardly worth fetching."""
+        """Authors that were measured and still wait: their groups are hardly worth fetching."""
         waiting = (name for name, one in self._authors.items() if not (one.admitted or one.trusted))
         return tuple(name for name in waiting if self._authors[name].measured >= LEAST_MEASURED)
 
     def rule_on(self, given: Iterable[Entry], finds: Sequence[Entry], rng: random.Random) -> Ruling:
-        """Returns which of the given and of the waiting answers may be learnt from. `finds`: our own, the
-        newest last."""
+        """Returns which of the given and of the waiting answers may be learnt from. `finds`: our own, newest
+        last."""
         self._round += 1
         self.take_back(given)
         if len(finds) < LEAST_FINDS:
@@ -285,13 +290,13 @@ class Teachers:
                 leave.add(name)
             elif one.admitted and one.recent < min(FALLEN, one.least(found_in)):
                 one.admitted, one.trusted = False, 0
-                # He has to rise again over as many measurements as his fall weighs.
+                # The author has to recover over as many measurements as its fall counts.
                 one.mean = min(one.mean, one.recent)
                 leave.add(name)
         return Ruling(enter, frozenset(leave))
 
     def take_back(self, entries: Iterable[Entry]) -> None:
-        """Have answers wait: new ones, or those of authors that left the book."""
+        """Makes answers wait: new ones, or those of authors that have to leave the book."""
         for entry in entries:
             self._hold(entry)
         authors = self._authors.values()
@@ -299,7 +304,7 @@ class Teachers:
             max(authors, key=lambda one: one.size_bytes).let_go(1)
 
     def forget(self, wanted: Callable[[Entry], bool]) -> None:
-        """Let go of answers that are not wanted."""
+        """Drops the held answers for which `wanted` returns False."""
         for one in self._authors.values():
             one.held = {key: entry for key, entry in one.held.items() if wanted(entry)}
             one.new = min(one.new, len(one.held))
@@ -321,7 +326,8 @@ class Teachers:
         )
 
     def restore(self, saved: Iterable[SavedAuthor], tasks: Mapping[str, str] | None = None) -> None:
-        """Take up what `saved` gave, but for answers to other tasks."""
+        """Restores what `saved` returned, without answers to tasks that are not in `tasks` at their
+        version."""
         for one in saved:
             known = _Author(one.mean, one.recent, one.measured, one.admitted, one.trusted)
             for entry in one.held:
@@ -331,8 +337,7 @@ class Teachers:
             self._authors[one.author] = known
 
     def _is_fit(self, one: _Author, cosine: float, found_in: frozenset[str]) -> bool:
-        """Returns True if the measured answers may enter, and notes whether their author may teach from now
-        on."""
+        """Returns True if the measured answers may enter, and admits their author if it has qualified."""
         least = one.least(found_in)
         if one.admitted:
             return min(cosine, one.recent) >= min(FALLEN, least)
@@ -346,7 +351,7 @@ class Teachers:
         for one in self._authors.values():
             count = len(one.held) if one.admitted else min(len(one.held), max(0, ON_TRUST - one.trusted))
             if one.measured and not one.admitted:
-                continue  # He was measured when there were finds, and waits.
+                continue  # Measured when there were finds, and not admitted: it waits.
             enter += one.let_go(count)
             one.trusted += count
             one.new = len(one.held)
@@ -364,7 +369,7 @@ class Teachers:
 
 
 def _compared(finds: Sequence[Entry], rng: random.Random) -> list[Entry]:
-    """Some of the newest finds of every task."""
+    """Returns a random sample of the newest finds of every task."""
     by_task: dict[str, list[Entry]] = {}
     for entry in finds:
         by_task.setdefault(entry.task, []).append(entry)

@@ -1,1 +1,1 @@
-"""Adapters in the embedded engine, one or several in a batch."""
+"""Adapters in the embedded engine: one or several per batch."""

@@ -1,22 +1,22 @@
-"""The LoRA tensors of a policy update, checked against the weights they are for, and merged into them.
+"""Checks the LoRA tensors of a policy update against their weights, and merges them.
 
 trainer -> PolicyUpdate -> [lora_pairs] -> weights.py (embedded engine) | generate_engine.py
                                |
                                v  LoraPair -> [merged_weight] -> weights.py | model_lora.py | vllm_policies.py
 
-A policy that diverged is refused here, before an engine samples from it: every later token would be noise.
+A diverged policy is refused here, before an engine samples from it: every later token would be noise.
 
-A LoRA is merged into a rounded weight so that the update is not rounded away. A change smaller than half the
-step between two numbers of a type rounds to nothing, and the weights of a base lie on such numbers: after one
+Merging a LoRA into a rounded weight must not round the update away. A change smaller than half the step
+between two numbers of a type rounds to nothing, and the weights of a base lie on such numbers: after one
 optimizer step in bfloat16, three quarters of the entries of base + delta are those of the base, and a third
-to a half of the policy's change is gone. So the change is stretched before it is rounded, by the factor c
-with which what arrives has the wanted length along it:
+to a half of the policy's change is gone. So the change is stretched before rounding, by the factor c that
+gives the rounded change the wanted length along delta:
 
     <round(base + c * delta) - base, delta> = <delta, delta>
 
-Entries that are near a step take it, in place of those that are far from one. Against plain rounding, and
-against stochastic rounding (which loses nothing either, but adds noise), the logits are nearest to those of
-the exact policy: benchmarks/cold_start.py. Once changes are larger than steps, c is 1 and this is rounding.
+Entries close to a step take it, in place of those that are far from one. Compared to plain rounding, and to
+stochastic rounding (which loses nothing either, but adds noise), the logits are closest to those of the exact
+policy: benchmarks/cold_start.py. Once changes are larger than steps, c is 1 and this is plain rounding.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ from swarmnode.errors import EngineError
 from swarmnode.rollout.engine import PolicyUpdate
 
 PEFT_PREFIX = "base_model.model."
-"""Prefix of a module's name in an adapter saved by PEFT."""
+"""Prefix of a module's name in an adapter that PEFT saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class LoraPair:
     scaling: float
 
     def delta(self) -> Tensor:
-        """`scaling * B @ A`, a new tensor in float32."""
+        """Returns `scaling * B @ A`, a new tensor in float32."""
         return (self.b.float() @ self.a.float()).mul_(self.scaling)
 
 
 def lora_pairs(update: PolicyUpdate, shapes: Mapping[str, tuple[int, int]]) -> dict[str, LoraPair]:
-    """Pairs by module name. `shapes` holds (out, in) of every module that may carry LoRA.
+    """Returns the pairs by module name. `shapes` holds (out, in) of every module that may have LoRA.
 
-    Raises EngineError for a name, a shape or a number that cannot be right.
+    Raises EngineError for an invalid name, shape or number.
     """
     factors: dict[str, dict[str, Tensor]] = {}
     for name, tensor in update.tensors.items():
@@ -65,7 +65,7 @@ def lora_pairs(update: PolicyUpdate, shapes: Mapping[str, tuple[int, int]]) -> d
 
 
 def linear_modules(model: PreTrainedModel) -> dict[str, nn.Linear | Conv1D]:
-    """Returns the modules that a policy may change, by name. The head is not one: it may be the embedding as
+    """Returns the modules that a policy may change, by name. The head is excluded: it may be the embedding as
     well."""
     head = model.get_output_embeddings()
     return {
@@ -76,7 +76,7 @@ def linear_modules(model: PreTrainedModel) -> dict[str, nn.Linear | Conv1D]:
 
 
 def _split_name(name: str) -> tuple[str, str]:
-    """`base_model.model.<module>.lora_A.weight` -> (`<module>`, `lora_A`)."""
+    """Splits `base_model.model.<module>.lora_A.weight` into (`<module>`, `lora_A`)."""
     module, _, kind = name.removeprefix(PEFT_PREFIX).removesuffix(".weight").rpartition(".")
     if kind not in ("lora_A", "lora_B") or not name.endswith(".weight"):
         raise EngineError(
@@ -104,22 +104,24 @@ def _pair(
 # ---- merging into a rounded weight ----
 
 SAMPLED_NUMBERS = 1 << 14
-"""Entries of a weight, in whole rows spread over it, from which c is found within a few hundredths."""
+"""Number of entries of a weight, in whole rows spread over it, that determine c to within a few
+hundredths."""
 
 NEGLIGIBLE_LOSS = 0.002
 """Share of an update that plain rounding may lose."""
 
 LARGEST_STRETCH = 4096.0
-"""Largest c. A change so small that bfloat16's step needs more is lost on purpose: few of its entries would
-remain."""
+"""The largest c. A change so small that bfloat16's step needs more is dropped on purpose: few of its entries
+would remain."""
 
 HALVINGS = 6
-"""Halvings of the logarithmic interval in which c lies: to a hundredth of c."""
+"""Halvings of the logarithmic interval that contains c: to a hundredth of c."""
 
 
 @torch.no_grad()
 def merged_weight(weight: Tensor, pair: LoraPair, dtype: torch.dtype | None = None) -> Tensor:
-    """`weight + scaling * B @ A`, rounded once, to `dtype` or to the weight's own. Both are [out, in]."""
+    """Returns `weight + scaling * B @ A`, rounded once, to `dtype` or to the weight's own. Both are [out,
+    in]."""
     rounded_to = weight.dtype if dtype is None else dtype
     delta, exact = pair.delta().to(weight.device), weight.float()
     if rounded_to.itemsize < exact.dtype.itemsize:
@@ -129,8 +131,8 @@ def merged_weight(weight: Tensor, pair: LoraPair, dtype: torch.dtype | None = No
 
 
 def lost_share(base: Tensor, delta: Tensor, merged: Tensor) -> float:
-    """Returns the share of `delta` that is missing in `merged - base`, measured along `delta`: 0 none, 1 all
-    of it.
+    """Returns the share of `delta` that is missing from `merged - base`, measured along `delta`: 0 for none,
+    1 for all of it.
 
     >>> base, delta = torch.ones(2), torch.tensor([0.001, 0.01])
     >>> round(lost_share(base, delta, (base + delta).bfloat16()), 3)
@@ -142,7 +144,7 @@ def lost_share(base: Tensor, delta: Tensor, merged: Tensor) -> float:
 
 
 def stretch(base: Tensor, delta: Tensor, dtype: torch.dtype) -> float:
-    """Returns c, the factor of `delta` before `base + delta` is rounded to `dtype`."""
+    """Returns c, the factor to apply to `delta` before `base + delta` is rounded to `dtype`."""
     wanted = float(delta.square().sum())
 
     def lost(factor: float) -> float:
@@ -151,7 +153,7 @@ def stretch(base: Tensor, delta: Tensor, dtype: torch.dtype) -> float:
 
     if wanted == 0 or lost(1.0) <= NEGLIGIBLE_LOSS:
         return 1.0
-    # What arrives never shrinks as c grows, since no entry's rounding does.
+    # The rounded change never shrinks as c grows, since no entry's rounding does.
     high = 2.0
     while lost(high) > 0:
         if high >= LARGEST_STRETCH:

@@ -1,4 +1,4 @@
-"""Rows of several policies in one batch: only matrices are applied policy by policy."""
+"""Rows of several policies in one batch: only matrices are applied per policy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -17,10 +17,10 @@ BASE = object()
 """Mark of the model without any adapter."""
 
 KEPT_TOKENS = 1 << 16
-"""Most tokens whose keys and values are kept for a next turn: 64 conversations of a thousand. A token takes
-2 * layers * kv_heads * head_dim numbers, 112 KiB in Qwen3-0.6B."""
+"""The most tokens whose keys and values are kept for a next turn: 64 conversations of a thousand. A token
+takes 2 * layers * kv_heads * head_dim numbers, 112 KiB in Qwen3-0.6B."""
 
-# ---- which conversations are kept ----
+# ---- the conversations that are kept ----
 
 
 @dataclass(slots=True, eq=False)
@@ -30,11 +30,11 @@ class KeptConversation:
     mark: object
     """Mark of the policy that computed `cache`. Its weights may be gone."""
     packed_ids: bytes
-    """Tokens, the newest included, packed so that a prefix is quickly recognized."""
+    """Tokens, including the newest, packed so that a prefix is quickly recognized."""
     cache: Tensor
-    """Keys and values of all tokens but the newest: [2 * layers, kv_heads, tokens - 1, d]."""
+    """Keys and values of all tokens except the newest: [2 * layers, kv_heads, tokens - 1, d]."""
     waiting: int = 1
-    """Number of conversations that stand exactly here. Samples of a group often begin alike."""
+    """Number of conversations that have exactly these tokens. Samples of a group often begin alike."""
 
     @property
     def computed(self) -> int:
@@ -78,8 +78,8 @@ class KeptStore:
         return found
 
     def forget_others(self, live: Iterable[DecodePolicy]) -> None:
-        """Forgets the conversations of policies that are none of these. The base stays: it can always be
-        asked for."""
+        """Forgets the conversations of policies that are not among these. The base's stay: it can always be
+        requested."""
         marks = {BASE, *map(_mark, live)}
         self._kept = [kept for kept in self._kept if kept.mark in marks]
 
@@ -98,7 +98,8 @@ class KeptStore:
 
 
 def _packed(token_ids: Sequence[int]) -> bytes:
-    """Returns the tokens with the same number of bytes each, so that a prefix of bytes is one of tokens."""
+    """Returns the tokens packed in the same number of bytes each, so that byte prefixes are token
+    prefixes."""
     return array("q", token_ids).tobytes()
 
 
@@ -108,7 +109,7 @@ def _mark(policy: DecodePolicy) -> object:
     return BASE if policy.is_base else policy.mark
 
 
-# ---- how they go on ----
+# ---- how they continue ----
 
 
 def continue_batch(

@@ -1,4 +1,4 @@
-"""Sequences that share a forward pass when none of them has keys and values yet.
+"""Groups sequences that share a forward pass while none of them has keys and values yet.
 
 prompt_store.py, pipeline stages -> [alike, within] -> batches of bounded size
 """
@@ -9,14 +9,15 @@ from typing import TypeVar
 T = TypeVar("T")
 
 BATCH_TOKENS = 2048
-"""Tokens of one forward pass over whole sequences, with padding: enough to fill a processor, few enough to
-keep."""
+"""The most tokens of one forward pass over whole sequences, with padding: enough to fill a processor, few
+enough to keep."""
 
 PADDING = 16
-"""Most difference in length, in tokens, between sequences of one batch."""
+"""The greatest difference in length, in tokens, between sequences of one batch."""
 
 LONG = 512
-"""Length from which on only equally long sequences share a batch: it needs no mask, which is quadratic."""
+"""Length from which only equally long sequences share a batch: such a batch needs no mask, which is
+quadratic."""
 
 
 def alike(lengths: Sequence[int]) -> Iterator[list[int]]:

@@ -1,14 +1,14 @@
-"""The prompts of waiting requests, each computed once, in batches, and shared by all requests that have it.
+"""The prompts of waiting requests, each computed once, in batches, and shared by all its requests.
 
 embedded.py (requests) -> [PromptStore] -> decoder.py (new prompts), kv_reuse.py (further turns)
                                |
                                +-> keys, values and last hidden states -> slots.py
 
-The samples of one GRPO group have one prompt, and rows become free one at a time. So when a prompt is needed,
-those needed next are computed with it, up to `BATCH_TOKENS`. The last prompts that nobody waits with any more
-are kept while they have no more tokens than that: under refill, the rest of a group comes a little later.
-The tokens that a resumed request had sampled are part of its prompt. A new policy makes everything computed
-worthless.
+The samples of one GRPO group share a prompt, and rows become free one at a time. So when a prompt is needed,
+those needed next are computed with it, up to `BATCH_TOKENS`. Prompts that no request waits for any more are
+kept, the latest ones, up to the same number of tokens: under refill, the rest of a group comes a little
+later. The tokens that a resumed request had sampled are part of its prompt. A new policy invalidates
+everything computed.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -50,17 +50,17 @@ class StoredPrompt:
 
     ids: tuple[int, ...]
     version: int | None
-    """Policy version that it is computed for. None: the newest at its start."""
+    """Policy version that it is computed for. None: the newest when it starts."""
     waiting: int = 0
     batch: PromptBatch | None = None
     place: int = 0
     """Index in `batch`."""
     kept_tokens: int = 0
-    """Leading tokens whose keys and values were kept from an earlier turn."""
+    """Number of leading tokens whose keys and values were kept from an earlier turn."""
 
 
 class PromptStore:
-    """The prompts of the waiting requests, in the order of their first request, and the last ones that
+    """The prompts of the waiting requests, in the order of their first request, and the latest ones that
     left."""
 
     def __init__(self, decoder: Decoder, kept: KeptStore) -> None:
@@ -68,7 +68,7 @@ class PromptStore:
         """Conversations that prompts may continue."""
         self._decoder = decoder
         self._prompts: dict[PromptKey, StoredPrompt] = {}
-        self._left: dict[PromptKey, StoredPrompt] = {}  # nobody waits with them; the last one left last
+        self._left: dict[PromptKey, StoredPrompt] = {}  # no request waits for them; the last one left last
 
     def expect(self, request: Request) -> None:
         """Counts one more waiting request with this prompt."""
@@ -84,7 +84,7 @@ class PromptStore:
         if prompt.waiting == 0:
             del self._prompts[_key(request)]
             if not request.sampled:
-                # Nobody else goes on with what this one has sampled.
+                # No other request continues this one's sampled tokens.
                 self._left[_key(request)] = prompt
                 self._keep_last(BATCH_TOKENS)
         return prompt
@@ -96,8 +96,8 @@ class PromptStore:
             prompt.batch, prompt.kept_tokens = None, 0
 
     def compute(self, prompts: Iterable[StoredPrompt], policy_of: PolicyOf) -> None:
-        """Computes these prompts unless they are computed. If one is missing, some of the next ones are
-        computed with it."""
+        """Computes these prompts unless they are computed already. If one is missing, some of the next ones
+        are computed with it."""
         needed = list(dict.fromkeys(prompt for prompt in prompts if prompt.batch is None))
         if not needed:
             return
@@ -125,7 +125,7 @@ class PromptStore:
         return [prompt for prompt, kept in found if kept is None]
 
     def _next(self, needed: Sequence[StoredPrompt]) -> Iterator[StoredPrompt]:
-        """Returns the prompts to compute ahead of their time. Ones computed so before count as well."""
+        """Yields the prompts to compute ahead of time. Ones computed ahead before count towards the limit."""
         known = [prompt for prompt in self._prompts.values() if prompt.batch is not None]
         tokens = sum(len(prompt.ids) for prompt in (*needed, *known))
         chosen = set(needed)
@@ -137,7 +137,7 @@ class PromptStore:
                 yield prompt
 
     def _keep_last(self, most_tokens: int) -> None:
-        """Forgets the prompts that left first."""
+        """Forgets the prompts that left first, until at most `most_tokens` tokens remain."""
         tokens = sum(len(prompt.ids) for prompt in self._left.values())
         for key, prompt in list(self._left.items()):
             if tokens <= most_tokens:

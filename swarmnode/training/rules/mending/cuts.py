@@ -1,11 +1,11 @@
-"""The parts that an answer could do without, judged by nothing but how likely its tokens are to us.
+"""Finds the parts that an answer could do without, judged only by how likely its tokens are to us.
 
 readings of rows of tokens -> [is_suspicious, cuts_of, score] -> mending.py
 
-An answer is read as what came out of a noisy channel: a text that is likely to us, into which somebody put
-runs of tokens. To delete a run costs RUN_NATS and TOKEN_NATS for each of its tokens, to keep a token costs
-what it surprises us. So a lesson stays, however surprising its few tokens are, and an advertisement does not:
-nothing in it is to be expected, nor what follows it. All pure; places are counted from 0 in a row.
+We read an answer as the output of a noisy channel: a text that is likely to us, with runs of tokens inserted
+by somebody. Deleting a run costs RUN_NATS, plus TOKEN_NATS for each of its tokens; keeping a token costs its
+surprise. So a lesson stays, however surprising its few tokens are, and an advertisement goes: nothing in it
+is predictable, nor is the text that follows it. All functions are pure; places are counted from 0 in a row.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -13,43 +13,44 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 
 DOUBTFUL_NATS = 6.0
-"""A token below minus this makes one look, if another one does so nearby. Few tokens of honest answers are:
-of those of our own sampler, one in 400."""
+"""A token with a log-probability below minus this is doubtful; two of them close together prompt a closer
+look. Honest answers have few of them: one token in 400 of our own sampler's."""
 
 DOUBTFUL_TOGETHER = 2
 
 NEARBY_TOKENS = 32
-"""The distance within which two doubtful tokens make an answer suspicious: in a long answer they meet by
-chance, but seldom within a line or two."""
+"""The distance within which two doubtful tokens make an answer suspicious. They meet by chance in a long
+answer, but seldom within a line or two."""
 
 SURPRISING_NATS = 2.0
-"""A cut begins at a token below minus this: where we would have gone on otherwise."""
+"""A cut begins at a token with a log-probability below minus this: we would have continued otherwise
+there."""
 
 NATURAL_NATS = 3.0
-"""A token above minus this is one of those that we would go on with."""
+"""A token with a log-probability above minus this is one that we would continue with."""
 
 CALM_NATS = 0.5
-"""Nats that a token costs if nothing disturbs."""
+"""The usual cost of a token in undisturbed text."""
 
 MOST_STARTS = 32
-"""Places where a cut may begin, those of the most surprising tokens: bounds the work for hostile text."""
+"""The most places where a cut may begin, at the most surprising tokens. Bounds the work on hostile text."""
 
 LONGEST_CUT = 64
-"""Tokens of one cut, unless it takes all that is left. What is longer goes in several."""
+"""The most tokens of one cut, unless it removes the whole rest. Longer runs take several cuts."""
 
 RUN_NATS = 6.0
 TOKEN_NATS = 3.0
-"""The price of deleting: see above. Where one author repeats what others do not write, deleting is free."""
+"""The price of deletion (see above). Deleting what one author repeats and others do not write is free."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadingRequest:
-    """A completion to be read after its prompt. `looks`: places where one asks for other tokens, too."""
+    """A completion to be read after its prompt. `looks`: places at which to read other tokens as well."""
 
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     looks: Collection[int] | None = None
-    """None: nowhere. A set: in these, and wherever the row's token is below -SURPRISING_NATS."""
+    """None: nowhere. A set: at these places, and wherever the row's token is below -SURPRISING_NATS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +58,9 @@ class Reading:
     """A policy's log-probabilities of a row."""
 
     logprobs: Sequence[float]
-    """The log-probability of each token after those before it."""
+    """The log-probability of each token, given those before it."""
     after_cut: Mapping[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])
-    """place -> log-probability of each token behind it (the next one first), were it to stand there."""
+    """place -> log-probability of each later token (the next one first) if it stood at that place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +70,14 @@ class Cut:
     start: int
     end: int
     gain: float
-    """If later tokens stay as unlikely as they are."""
+    """The rise if later tokens stay as unlikely as they are."""
     hope: float
-    """If they recover. -inf where the token behind the cut is not one that we would go on with."""
+    """The rise if they recover. -inf if we would not continue with the token after the cut."""
 
 
 def is_suspicious(logprobs: Sequence[float], odd: Collection[int] = ()) -> bool:
-    """Returns True if an answer needs a closer look: it has DOUBTFUL_TOGETHER tokens that we find doubtful,
-    or that are `odd`, within NEARBY_TOKENS.
+    """Returns True if an answer needs a closer look: DOUBTFUL_TOGETHER of its tokens within NEARBY_TOKENS are
+    doubtful or `odd`.
 
     >>> is_suspicious([-0.1, -9.0, -0.1, -0.2]), is_suspicious([-9.0, -0.1, -7.0])
     (False, True)
@@ -87,7 +88,7 @@ def is_suspicious(logprobs: Sequence[float], odd: Collection[int] = ()) -> bool:
 
 
 def looked_at(logprobs: Sequence[float], looks: Collection[int]) -> list[int]:
-    """Places of a row where a cut may begin, MOST_STARTS at most. The last token, the end, stays.
+    """Returns the places of a row where a cut may begin, at most MOST_STARTS. The last token, the end, stays.
 
     >>> looked_at([-0.1, -5.0, -0.2, -3.0, -9.0], {2})
     [1, 2, 3]
@@ -98,10 +99,10 @@ def looked_at(logprobs: Sequence[float], looks: Collection[int]) -> list[int]:
 
 
 def cuts_of(reading: Reading, odd: Collection[int] = ()) -> list[Cut]:
-    """Cuts of a row that ends with a token which stays (that of the end), and what the reading tells of them.
+    """Returns the cuts of a row and what the reading tells of each. The row's last token, the end, stays.
 
-    What a cut does to later tokens is unknown until the rest is read. Text that does not belong makes what
-    follows it unlikely, too: so there is a guess that it stays so, and one that it recovers.
+    The effect of a cut on later tokens is unknown until the rest is read. Inserted text makes the text after
+    it unlikely, too, so each cut has two guesses: later tokens stay unlikely, or they recover.
     """
     logprobs = reading.logprobs
     saved = [0.0, *accumulate(-logprob - _price(place, odd) for place, logprob in enumerate(logprobs))]
@@ -120,7 +121,8 @@ def cuts_of(reading: Reading, odd: Collection[int] = ()) -> list[Cut]:
 
 
 def score(logprobs: Sequence[float], kept: Sequence[int], length: int, odd: Collection[int] = ()) -> float:
-    """The score of what is kept of a row of `length` tokens: its log-probability less the price of the rest.
+    """Returns the score of a part of a row of `length` tokens: its log-probability less the price of the
+    rest.
 
     >>> score([-1.0, -2.0], kept=[0, 3], length=4)
     -15.0
@@ -131,7 +133,7 @@ def score(logprobs: Sequence[float], kept: Sequence[int], length: int, odd: Coll
 
 
 def runs_between(kept: Sequence[int], length: int) -> list[tuple[int, int]]:
-    """The runs [start, end) of a row of `length` tokens that are not kept.
+    """Returns the runs [start, end) of a row of `length` tokens that are not kept.
 
     >>> runs_between([0, 3, 4], 6)
     [(1, 3), (5, 6)]

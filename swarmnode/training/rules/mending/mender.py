@@ -1,11 +1,11 @@
-"""The mender of a node's book: its own policy and its own copy of the task mend the answers of strangers.
+"""Mends strangers' answers with a node's own policy and its own copy of the task.
 
 book_rule.py -> [Mender] -> mending.py (what to cut), odd_pieces.py (where to look closer)
 
-The learner's thread waits for the judge, and no longer than the exchange does: the process of a task file
-ends what does not return in time, and the functions of a script are left behind in a thread of theirs. Once a
-judge is lost, no more answers to its task are examined in the round; whose text it overran on has no doubtful
-answer examined ever after.
+The training thread waits for the judge, but no longer than the exchange does: the process of a task file
+kills a call that overruns, and the functions of a script are abandoned in their own thread. Once a judge is
+lost, no more answers to its task are examined in that round; if it overran on an author's text, that author's
+doubtful answers are never examined again.
 """
 
 import logging
@@ -27,24 +27,24 @@ from swarmnode.types import total_reward
 logger = logging.getLogger(__name__)
 
 MOST_NAMES = 1024
-"""Authors that are remembered for having hung a judge, or for what the log told of them."""
+"""The most authors remembered for having hung a judge, or for having been logged."""
 
 
 class Mender:
-    """`Mend` of book.py: call it with foreign answers of full marks, in the thread that trains."""
+    """Implements `Mend` of book.py: call it with foreign answers of full marks, in the training thread."""
 
     def __init__(
         self, read: Read, tasks: Mapping[str, Task], renderer: Renderer, *, judge_limit_s: float = 60.0
     ) -> None:
-        """`read`: what our policy says now. `tasks`: by name, as strangers' answers are judged.
-        `judge_limit_s`: the longest that the judge may be at work at once."""
+        """`read`: reads rows with our current policy. `tasks`: the tasks by name, as strangers' answers are
+        judged. `judge_limit_s`: the longest time of one call of the judge."""
         self._read = read
         self._tasks = tasks
         self._renderer = renderer
         self._threads = TimedThreads(judge_limit_s)
         self._pieces = OddPieces()
         self._hung_by: set[str] = set()
-        """Authors."""
+        """Authors whose text hung a judge."""
         self._lost: set[str] = set()
         """Tasks whose judge was lost in this round."""
         self._told: set[str] = set()
@@ -52,7 +52,7 @@ class Mender:
     def __call__(self, answers: Sequence[BookCandidate]) -> list[BookCandidate]:
         """Returns the answers, some of them cut, without the ones that must not be learnt from."""
         self._lost.clear()
-        # What stands in a conversation was answered as it stands: nothing can be cut out of it.
+        # A conversation's turns were answered as they stand: nothing can be cut out of them.
         whole = [answer for answer in answers if answer.entry.in_turns]
         answers = [answer for answer in answers if not answer.entry.in_turns]
         if not answers:
@@ -83,7 +83,7 @@ class Mender:
         )
 
     def _judge(self, answer: ForeignAnswer, texts: Sequence[str]) -> list[float | None]:
-        """None for all of them where the judge is lost, or fails on one."""
+        """Returns the rewards of the texts; None for all of them if the judge is lost or fails on one."""
         task, unknown = answer.example.key.task, list[float | None]([None] * len(texts))
         if answer.author in self._hung_by or task in self._lost:
             return unknown
@@ -98,13 +98,13 @@ class Mender:
                 _remember(answer.author, self._hung_by)
             return unknown
         except TaskError as error:
-            # Parts of a stranger's text may be what no policy writes: no fault of the task's.
+            # Parts of a stranger's text may be what no policy writes: not the task's fault.
             logger.debug("cannot judge part of an answer of %s: %s", answer.author, error)
             return unknown
         return [total_reward(named) for named in scores]
 
     def _tell(self, result: MendedAnswer) -> None:
-        """Once of each author."""
+        """Logs the first mended answer of each author."""
         author = result.source.author
         if author in self._told:
             return

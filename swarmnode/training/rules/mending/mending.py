@@ -1,18 +1,19 @@
-"""Strangers' right answers are cut to what is worth learning, before they enter the book of right answers.
+"""Cuts strangers' right answers to what is worth learning, before they enter the book.
 
 exchange -> full marks by our own judge -> [mend] -> book
                                              |
                        reading.py (how likely to us), the task's judge
 
-A judge that reads the last number of a text gives full marks to "BUY EVILCOIN. 2 + 2 = 5 ... so 42". To learn
-such text is worse than to learn alone, and to refuse what surprises us throws the lessons away. So an answer
-is cut to what (a) our judge still gives as much for, (b) is likely to us, and (c) keeps every part without
-which the rest gets less likely: a step of reasoning carries the answer, an advertisement carries nothing.
+A judge that reads the last number of a text gives full marks to "BUY EVILCOIN. 2 + 2 = 5 ... so 42". Learning
+such text is worse than learning alone, and refusing everything that surprises us throws the lessons away. So
+an answer is cut to a part that (a) our judge still gives the same reward, (b) is likely to us, and (c) keeps
+every piece without which the rest gets less likely: a step of reasoning supports the answer, an advertisement
+supports nothing.
 
-Nearly all honest answers cost one forward pass. Those with doubtful tokens are searched for cuts, all of them
-side by side, a batch of readings for each number of cuts; then the judge chooses among the best, and what the
-rest leans on comes back. No answer is examined that is longer than LONGEST_TOKENS, nor any once the round has
-read READ_AT_MOST times what came in: then a doubtful one is refused.
+Nearly all honest answers cost one forward pass. Those with doubtful tokens are searched for cuts, side by
+side, in one batch of readings per number of cuts. Then the judge chooses among the best parts, and pieces
+that the rest depends on come back. A doubtful answer is refused if it is longer than LONGEST_TOKENS, or once
+the round has read READ_AT_MOST times as many tokens as came in.
 """
 
 from collections import Counter
@@ -33,45 +34,45 @@ from swarmnode.training.rules.mending.cuts import (
 from swarmnode.types import Example, ExampleKey
 
 BEAM = 5
-"""Texts that are read for each answer, each number of cuts and each of two guesses (cuts.py)."""
+"""Texts read per answer, number of cuts and guess (cuts.py has two guesses)."""
 
 MOST_CUTS = 3
-"""Cuts in one answer. One injection takes one, and so does each further place it is put in."""
+"""The most cuts in one answer. Each place where text was injected takes one."""
 
 MOST_JUDGED = 32
-"""Texts that the judge is asked about for each answer and each number of cuts, in one call."""
+"""The most texts that the judge gets for each answer and number of cuts, in one call."""
 
 CARRIED_NATS = 0.5
-"""Nats that the rest loses without a part that it leans on. Less is noise."""
+"""Nats that the rest loses without a piece that it depends on. Less is noise."""
 
 LONGEST_TOKENS = 1024
-"""Longer doubtful answers are refused: one is read up to MOST_READINGS times."""
+"""Longer doubtful answers are refused: one answer is read up to MOST_READINGS times."""
 
 MOST_READINGS = 1 + 2 * BEAM * MOST_CUTS + MOST_CUTS
-"""The most readings of one answer: the whole, the beams, what comes back."""
+"""The most readings of one answer: the whole, the beams, and the pieces that come back."""
 
 READ_AT_MOST = 16
-"""Tokens read for each that came in."""
+"""Tokens that a round may read for each token that came in."""
 
 READ_AT_LEAST = 4096
-"""Tokens that may be read in any round, however few came in."""
+"""Tokens that any round may read, however few came in."""
 
 SAME_REWARD = 1e-6
 
 Read = Callable[[Sequence[ReadingRequest]], Sequence[Reading]]
-"""Function to our policy's readings of rows, in order (reading.py)."""
+"""Returns our policy's readings of rows, in order (reading.py)."""
 
 Outcome = Literal["untouched", "mended", "refused"]
 
 Why = Literal["likely", "no gain", "needed", "cut", "too long", "over budget", "not judged", "not text"]
 """likely: nothing in it is doubtful. no gain: no cut makes it likelier. needed: the judge or the rest of the
-text needs what could be cut. over budget: the round has read enough. not judged: our judge gave no reward to
-the whole now, or less to what the rest leans on. not text: nothing is left of it in our tokens."""
+text needs every piece. over budget: the round has read enough. not judged: our judge gave the whole no
+reward, or gave less once pieces came back. not text: the part is empty in our tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignAnswer:
-    """A stranger's answer that our own judge gave full marks, in our tokens, without an end."""
+    """A stranger's answer that our own judge gave full marks, in our tokens, without an end of text."""
 
     example: Example
     author: str
@@ -79,16 +80,17 @@ class ForeignAnswer:
     token_ids: tuple[int, ...]
     text: str
     odd: frozenset[int] = frozenset()
-    """Places of tokens that its author repeats and others do not write (odd_pieces.py)."""
+    """Places of tokens that the author repeats and others do not write (odd_pieces.py)."""
 
 
 Judge = Callable[[ForeignAnswer, Sequence[str]], Sequence[float | None]]
-"""Rewards of these texts as answers to the same example, by our own copy of its task. None: unknown."""
+"""Returns the rewards of these texts as answers to the same example, by our own copy of its task. None:
+unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class MendedAnswer:
-    """An answer after mending. One that was refused must not be learnt from."""
+    """An answer after mending. A refused one must not be learnt from."""
 
     source: ForeignAnswer
     outcome: Outcome
@@ -112,11 +114,11 @@ class _Case:
 
     answer: ForeignAnswer
     drafts: dict[tuple[int, ...], _Draft] = field(default_factory=dict[tuple[int, ...], _Draft])
-    """All that was read."""
+    """All parts read so far, by the places they keep."""
     chosen: tuple[int, ...] | None = None
     refused: Why | None = None
     reward: float | None = None
-    """Reward of the whole answer, in the company of its parts."""
+    """Reward of the whole answer, judged together with its parts."""
 
     @property
     def whole(self) -> tuple[int, ...]:
@@ -150,7 +152,7 @@ def mend(
 ) -> list[MendedAnswer]:
     """Returns the part of each answer that is worth learning, in order.
 
-    Blocks as long as the judge does. What `judge` raises goes through.
+    Blocks while the judge works. Errors of `judge` propagate.
     """
     return _Mending(read, judge, tokens).mend(answers)
 
@@ -166,7 +168,7 @@ class _Mending:
         self._left = 0
 
     def mend(self, answers: Sequence[ForeignAnswer]) -> list[MendedAnswer]:
-        # Two authors may send one text, and one author may send it twice.
+        # Two authors may send the same text, and one author may send it twice.
         distinct = {_key(one): one for one in answers if one.token_ids}
         rows = [ReadingRequest(one.prompt_ids, (*one.token_ids, self._end)) for one in distinct.values()]
         self._left = max(READ_AT_MOST * sum(map(_length, rows)), READ_AT_LEAST)
@@ -179,8 +181,8 @@ class _Mending:
         return [self._result(one, cases.get(_key(one))) for one in answers]
 
     def _examine(self, cases: Sequence[_Case]) -> None:
-        """Examines the cases in waves: as many side by side as the round can pay for at worst, then more with
-        what is left."""
+        """Examines the cases in waves: as many at once as the round can afford in the worst case, then more
+        with the budget that is left."""
         waiting = [case for case in cases if not case.is_too_long()]
         while wave := self._affordable(waiting):
             waiting = waiting[len(wave) :]
@@ -202,7 +204,7 @@ class _Mending:
         return wave
 
     def _ask(self, asked: Sequence[tuple[_Case, tuple[int, ...]]], *, for_cuts: bool) -> None:
-        """Read these parts of answers, in one batch."""
+        """Reads these parts of answers in one batch."""
         rows = [case.row(kept, self._end, for_cuts=for_cuts) for case, kept in asked]
         self._left -= sum(map(_length, rows))
         for (case, kept), reading in zip(asked, self._read(rows) if rows else (), strict=True):
@@ -212,8 +214,8 @@ class _Mending:
     # ---- (b): the likeliest parts ----
 
     def _search(self, cases: Sequence[_Case]) -> None:
-        """Read the whole, then the most promising parts with one cut, with two, ..., of those that the judge
-        gives as much."""
+        """Reads the whole answers, then the most promising parts with one cut, two cuts, ..., among those
+        that the judge gives the same reward."""
         frontiers = [[case.whole] for case in cases]
         for _ in range(MOST_CUTS + 1):
             pairs = list(zip(cases, frontiers, strict=True))
@@ -221,9 +223,9 @@ class _Mending:
             frontiers = [self._next(case, parts) for case, parts in pairs]
 
     def _next(self, case: _Case, parts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """The parts to read next, with one cut more than these."""
+        """Returns the parts to read next, with one more cut than these."""
         if not parts or case.refused is not None or case.best.kept not in parts:
-            # One cut more has brought nothing.
+            # The last cut brought nothing.
             return []
         by_gain, by_hope = _next_cuts(case, parts)
         both = [part for pair in zip_longest(by_gain, by_hope) for part in pair if part is not None]
@@ -234,12 +236,12 @@ class _Mending:
     # ---- (a): what the judge says ----
 
     def _choose(self, case: _Case) -> None:
-        """The best part of all that was read."""
+        """Chooses the best part among all that were read."""
         if case.refused is None and case.reward is not None:
             case.chosen = case.best.kept
 
     def _passing(self, case: _Case, parts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """Returns the parts that our judge gives as much as the whole."""
+        """Returns the parts that our judge gives the same reward as the whole."""
         texts = {kept: text for kept in parts if (text := self._text(case, kept)) is not None}
         if not texts:
             return []
@@ -255,22 +257,22 @@ class _Mending:
         ]
 
     def _text(self, case: _Case, kept: tuple[int, ...]) -> str | None:
-        """A part as text; None where it is none: empty, or with a character cut in half."""
+        """Returns a part as text; None if it is empty or splits a character."""
         text = self._tokens.decode([case.answer.token_ids[place] for place in kept])
         broken = text.count("\ufffd") > case.answer.text.count("\ufffd")
         return None if broken or not text.strip() else text
 
-    # ---- (c): what the rest leans on ----
+    # ---- (c): what the rest depends on ----
 
     def _bring_back(self, cases: Sequence[_Case]) -> None:
-        """Compare each choice with itself and one of its runs more, in one batch."""
+        """Compares each choice with the choice plus one of its deleted runs, in one batch."""
         asked = [(case, kept) for case in cases for kept in _unread(case)]
         self._ask(asked, for_cuts=False)
         for case in cases:
             self._settle(case)
 
     def _settle(self, case: _Case) -> None:
-        """Put back the runs that carry what was kept, if there are any."""
+        """Puts back the runs that support what was kept, if there are any."""
         chosen = case.chosen
         assert chosen is not None
         alone = sum(case.drafts[chosen].reading.logprobs)
@@ -287,7 +289,7 @@ class _Mending:
         else:
             case.refused = case.refused or "not judged"
 
-    # ---- what becomes of it ----
+    # ---- results ----
 
     def _result(self, answer: ForeignAnswer, case: _Case | None) -> MendedAnswer:
         if case is None:
@@ -308,7 +310,7 @@ class _Mending:
 def _next_cuts(
     case: _Case, parts: Sequence[tuple[int, ...]]
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-    """Parts with one cut more than these that may score better, by either guess, the best ones first."""
+    """Returns parts with one more cut that may score better by either guess, best first."""
     by_gain: dict[tuple[int, ...], float] = {}
     by_hope: dict[tuple[int, ...], float] = {}
     for kept in parts:
@@ -330,19 +332,19 @@ def _ranked(found: Mapping[tuple[int, ...], float]) -> list[tuple[int, ...]]:
 
 
 def _unread(case: _Case) -> list[tuple[int, ...]]:
-    """Returns the parts that have to be read to know what the choice leans on."""
+    """Returns the parts that must be read to see what the choice depends on."""
     assert case.chosen is not None
     parts = [case.chosen, *(kept for kept, _ in _each_run_back(case.chosen, len(case.whole)))]
     return [kept for kept in parts if kept not in case.drafts]
 
 
 def _each_run_back(kept: tuple[int, ...], length: int) -> list[tuple[tuple[int, ...], tuple[int, int]]]:
-    """The part with one of its runs back, and that run, for each of them."""
+    """Returns, for each deleted run, the part with that run put back, and the run."""
     return [(tuple(sorted((*kept, *range(*run)))), run) for run in runs_between(kept, length)]
 
 
 def _without(run: tuple[int, int], kept: Sequence[int], reading: Reading) -> float:
-    """The log-probability of all that is kept but the tokens of a run, the end included."""
+    """Returns the log-probability of the kept tokens without those of a run, including the end."""
     inside = range(*run)
     logprobs = zip(kept, reading.logprobs, strict=False)
     return sum(value for place, value in logprobs if place not in inside) + reading.logprobs[-1]
@@ -354,7 +356,7 @@ def _odd_places(kept: Sequence[int], odd: Collection[int]) -> frozenset[int]:
 
 
 def _in_turns(cases: Iterable[_Case]) -> list[_Case]:
-    """The first of each author, then the second of each: no author uses up what all may cost."""
+    """Returns the first case of each author, then the second of each: no author uses up the shared budget."""
     seen: Counter[str] = Counter()
     numbered: list[tuple[int, _Case]] = []
     for case in cases:
@@ -364,7 +366,7 @@ def _in_turns(cases: Iterable[_Case]) -> list[_Case]:
 
 
 def _key(answer: ForeignAnswer) -> tuple[ExampleKey, tuple[int, ...], frozenset[int]]:
-    """Returns the key that answers of one fate share."""
+    """Returns the key that answers with the same outcome share."""
     return answer.example.key, answer.token_ids, answer.odd
 
 

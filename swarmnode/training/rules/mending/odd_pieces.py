@@ -1,14 +1,15 @@
-"""Pieces that one author writes over and over and the others do not: a reason to look closer, and no more.
+"""Finds pieces that one author writes over and over and others do not: a reason to look closer, no more.
 
 right answers of strangers, by author -> [OddPieces] -> mending.py (`ForeignAnswer.odd`)
 
-A text that a node repeats until we find it likely does not surprise us any more. But authors who do not know
-each other agree on what answers need: a piece of three tokens that one author's right answers hold and the
-median of the others does not is odd. A specialist's style is odd, too. So nothing is dropped for it: to cut
-an odd piece is free, where the judge gives as much without it and the rest leans on nothing in it.
+A text that a node repeats until we find it likely no longer surprises us. But independent authors agree on
+what answers need, so a piece of three tokens is odd if one author's right answers repeat it and those of the
+median other author do not. A specialist's style is odd, too, so nothing is dropped for being odd: it only
+makes deletion free, if the judge gives the same reward without the piece and the rest does not depend on it.
 
-Fewer than half of the authors cannot make a piece of theirs look common. Who has as many names as all others
-together can: how many newcomers are heard is bounded where groups are drawn (exchange/bodies/selection.py).
+Fewer than half of the authors cannot make their own pieces look common. An attacker with as many names as all
+others together can; the number of newcomers that are heard is bounded where groups are drawn
+(exchange/bodies/selection.py).
 """
 
 from collections import Counter, deque
@@ -21,27 +22,28 @@ from swarmnode.bounded_dict import BoundedDict
 Piece = tuple[int, int, int]
 
 REPEATED = 0.2
-"""Share of an author's answers that hold a piece which it repeats. What an answer is about changes it."""
+"""The least share of an author's answers that hold a piece for the author to count as repeating it. Low,
+because pieces change with what an answer is about."""
 
 UNUSUAL = 0.05
-"""Share of the answers of the median of the others below which they do not write it."""
+"""The greatest share of the median other author's answers that may hold an odd piece."""
 
 FEWEST_ANSWERS = 8
-"""The fewest answers of an author before its habits are known."""
+"""The fewest answers of an author from which its habits are known."""
 
 FEWEST_AUTHORS = 3
-"""Others whose habits are known. Of two, one is the median's whole half."""
+"""The fewest other authors whose habits must be known. With two, each is half of the median."""
 
 MOST_ANSWERS = 24
-"""The most answers kept of an author, the newest."""
+"""The most answers kept per author, the newest."""
 
 MOST_AUTHORS = 24
-"""The most authors kept of a task, those heard of last."""
+"""The most authors kept per task, those heard most recently."""
 
 MOST_TASKS = 64
 
 MOST_PIECES = 256
-"""The most pieces of an answer. With the bounds above, the habits of a task take at most 10 MB."""
+"""The most pieces per answer. With the bounds above, the habits of a task take at most 10 MB."""
 
 
 @dataclass(slots=True)
@@ -50,7 +52,7 @@ class _Habits:
 
     answers: deque[frozenset[Piece]] = field(default_factory=deque[frozenset[Piece]])
     holding: Counter[Piece] = field(default_factory=Counter[Piece])
-    """Number of answers that hold a piece."""
+    """piece -> number of answers that hold it."""
 
     @property
     def known(self) -> bool:
@@ -73,15 +75,15 @@ class OddPieces:
         self._tasks = BoundedDict[str, BoundedDict[str, _Habits]](MOST_TASKS)
 
     def add(self, task: str, author: str, token_ids: Sequence[int]) -> None:
-        """Take note of one more right answer."""
+        """Records one more right answer."""
         authors = self._tasks.get(task) or BoundedDict[str, _Habits](MOST_AUTHORS)
         habits = authors.get(author) or _Habits()
         habits.add(frozenset(pieces_of(token_ids)))
         self._tasks[task], authors[author] = authors, habits
 
     def odd(self, task: str, author: str, token_ids: Sequence[int]) -> frozenset[int]:
-        """Places of tokens in pieces that this author repeats and the others do not write. None while too
-        little is known."""
+        """Returns the places of tokens in pieces that this author repeats and others do not write. Empty
+        while too little is known."""
         authors = self._tasks.get(task, {})
         own = authors.get(author)
         others = [habits for name, habits in authors.items() if name != author and habits.known]
@@ -97,7 +99,7 @@ class OddPieces:
 
 
 def pieces_of(token_ids: Sequence[int]) -> list[Piece]:
-    """All runs of three tokens, in order.
+    """Returns all runs of three tokens, in order.
 
     >>> pieces_of([1, 2, 3, 4])
     [(1, 2, 3), (2, 3, 4)]

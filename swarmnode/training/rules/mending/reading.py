@@ -1,9 +1,9 @@
-"""Likelihood of others' texts to our policy, and the places where it would rather go on with a later token.
+"""Reads how likely others' texts are to our policy, and where it would rather continue with a later token.
 
 mending.py -> rows -> [Reader] -> forward.py -> readings
 
-A cut is promising where the token behind it is likely at the place where the cut begins. The distribution at
-that place tells it of all later tokens at once, so one forward pass tells it of all cuts.
+A cut is promising if the token after it is likely at the place where the cut begins. The distribution at that
+place gives this for all later tokens at once, so one forward pass covers all cuts.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,19 +17,20 @@ from swarmnode.training.packing import MicroBatch, TrainingSample
 from swarmnode.training.rules.mending.cuts import Reading, ReadingRequest, looked_at
 
 LOGITS_AT_ONCE = 1 << 24
-"""Numbers of a chunk of logits over the vocabulary: 64 MiB in float32."""
+"""Logits over the vocabulary in one chunk: 64 MiB in float32."""
 
 
 class Reader:
-    """Reads rows with one policy as it is now, adapter and all. Call it in the thread that trains."""
+    """Reads rows with the current state of one policy, adapter included. Call it in the training thread."""
 
     def __init__(self, forward: Forward, policy: int) -> None:
-        """`policy`: its number among those on the base of `forward`."""
+        """`policy`: its number among the policies on the base of `forward`."""
         self._forward = forward
         self._policy = policy
 
     def __call__(self, rows: Sequence[ReadingRequest]) -> list[Reading]:
-        """Readings of the rows, in order. Raises ModelError where no memory is left to try."""
+        """Returns the readings of the rows, in order. Raises ModelError if memory does not suffice for even
+        the smallest batch."""
         if not rows:
             return []
         samples = [self._sample(row) for row in rows]
@@ -49,12 +50,12 @@ class Reader:
     def _read(
         self, samples: Sequence[TrainingSample], looks: Mapping[int, Collection[int] | None]
     ) -> dict[int, Reading]:
-        """id(sample) -> reading."""
+        """Returns the readings by id(sample)."""
         found: dict[int, Reading] = {}
         for batch in self._forward.batches(samples):
             of_samples = [looks[id(sample)] for sample in batch.samples]
             with self._forward.policies_of(batch):
-                # A nucleus would make what one row reads as depend on whether another is looked into.
+                # With a nucleus, a row's reading would depend on whether another row is looked into.
                 if self._forward.top_p == 1 and all(one is None for one in of_samples):
                     rows = self._forward.logprobs(batch).logprobs_N.split(batch.completion_lengths)
                     readings = [Reading(row.tolist()) for row in rows]
@@ -69,7 +70,8 @@ def _with_looks(
     distributions: Callable[[Tensor], Tensor],
     looks: Sequence[Collection[int] | None],
 ) -> list[Reading]:
-    """The readings of a batch's samples, and what stands behind each place that is looked at."""
+    """Returns the readings of a batch's samples, with the log-probabilities of later tokens at each place
+    that is looked at."""
     device = batch.targets_N.device
     every_N = torch.arange(len(batch.targets_N), device=device)
     logprobs_N = _gathered(distributions, every_N, batch.targets_N[:, None])[:, 0]
@@ -83,7 +85,7 @@ def _with_looks(
     ]
     behind = [batch.samples[number].completion_ids[place + 1 :] for number, place in asked]
     width = max(map(len, behind), default=0)
-    # Padded to one width; nobody reads what stands there.
+    # Padded to one width; the padding is never read.
     wanted_RK = torch.tensor([[*ids, *[0] * (width - len(ids))] for ids in behind], device=device)
     places_R = torch.tensor([starts[number] + place for number, place in asked], device=device)
     values = _gathered(distributions, places_R, wanted_RK).tolist() if asked else []
@@ -94,7 +96,8 @@ def _with_looks(
 
 
 def _gathered(distributions: Callable[[Tensor], Tensor], places_R: Tensor, tokens_RK: Tensor) -> Tensor:
-    """Log-probabilities of K tokens at each of R places, with few rows of the vocabulary at once. [R, K]"""
+    """Returns log-probabilities of K tokens at each of R places, with few rows of the vocabulary at once. [R,
+    K]"""
     width = distributions(places_R[:1]).shape[1]
     step = max(1, LOGITS_AT_ONCE // width)
     parts = zip(places_R.split(step), tokens_RK.split(step), strict=True)
