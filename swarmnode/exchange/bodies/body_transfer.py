@@ -245,9 +245,9 @@ class BodyTransfer:
         return self._shelf.body(body_hash) if found is None and self._shelf is not None else found
 
     async def _find(self, search: "_Search") -> bytes | None:
-        """Ask the author where it can be dialled, and peers that we are connected to, the likeliest first.
+        """Asks the author if it can be dialled, and then connected peers, the likeliest first.
 
-        Who takes long is not waited for: the next is asked meanwhile, and whoever gives the body first has.
+        While a slow peer is waited for, the next one is asked; the first to give the body wins.
         """
         author = search.announcement.author
         patience_s = HEAD_START_S + search.announcement.header.body_bytes / SLOW_LINE_BYTES_PER_S

@@ -93,7 +93,7 @@ class Judge:
         def returned(_: "Future[Any]") -> None:
             # The loop is closed if the node has ended meanwhile; then nobody counts any more.
             with suppress(RuntimeError):
-                # Looked up when it runs: the counter of now may have been replaced by then.
+                # A lambda, since `self._stuck` may be another Counter by then.
                 loop.call_soon_threadsafe(lambda: self._stuck.subtract((author,)))
 
         self._stuck = +self._stuck  # Authors with nothing stuck any more are removed.
