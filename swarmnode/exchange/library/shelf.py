@@ -74,7 +74,7 @@ class ShelvedGroup:
 
 
 class Shelf:
-    """Bounded, and the same after a restart. All calls are made on one event loop, but for `load`."""
+    """Keeps groups within bounds and across restarts. All calls are made on one event loop, except `load`."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Shelf:
         max_bytes: int = MAX_SHELF_BYTES,
         rounds_to_wait: int = ROUNDS_TO_WAIT,
     ) -> None:
-        """`path`: the file. None: nothing is kept over restarts."""
+        """`path`: the file. None: nothing is kept across restarts."""
         self._path = path
         self._max_groups = max_groups
         self._max_bytes = max_bytes

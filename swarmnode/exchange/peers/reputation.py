@@ -224,7 +224,7 @@ class Reputation:
         return self._of(peer).asks.take(now=now)
 
     def did_not_deliver(self, author: str, now: float, *, mishap: bool = False) -> None:
-        """Notes that a fetch from this author gave us nothing of use, whoever is to blame. `mishap`: it may
+        """Notes that a fetch from this author gave us nothing of use, regardless of fault. `mishap`: it may
         happen to anybody."""
         standing = self._of(author)
         if standing.pause_s(now):
