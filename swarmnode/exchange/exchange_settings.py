@@ -29,7 +29,7 @@ class ExchangeSettings:
     prefetch_groups: int = 4
     """Groups fetched ahead of the round that asks for them, so that the trainer need not wait."""
     fetch_concurrency: int = 4
-    """Bodies fetched at the same time, at most one per author."""
+    """Bodies fetched at the same time: at most one per author, two from a proven one."""
     patience_s: float = 0.2
     """Seconds that `collect` waits for a first announcement when nothing is on its way."""
     fetch_timeout_s: float = 10.0

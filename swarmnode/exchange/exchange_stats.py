@@ -12,7 +12,7 @@ import msgspec
 
 
 class HelpStats(msgspec.Struct, frozen=True):
-    """Requests for help (helping.py) and what followed from them, since the start."""
+    """Requests for help (helping.py) and their outcomes, since the start."""
 
     asked: int = 0
     """Requests for help that we sent: no answer of ours was right."""
@@ -39,7 +39,7 @@ class PeerFigures(msgspec.Struct, frozen=True):
     """100 for a peer without offences; below 20 it is not listened to."""
     banned: bool
     trust: str
-    """proven, slow or newcomer."""
+    """The peer's trust: proven, slow or newcomer."""
     refused: Mapping[str, int] = {}
     """Number of things from it that were not used, or counted against it, by drop_reasons.Reason, since the
     start."""

@@ -187,7 +187,7 @@ def is_for_outsiders(address: str) -> bool:
 
 
 def is_relayed(address: str) -> bool:
-    """Returns True for an address that is a place at a relay.
+    """Returns True for an address that goes through a relay.
 
     >>> is_relayed("/ip4/192.0.2.7/tcp/1"), is_relayed("/ip4/192.0.2.7/tcp/1/p2p-circuit")
     (False, True)

@@ -188,7 +188,7 @@ class BodyTransfer:
 
     @property
     def may_fetch(self) -> bool:
-        """True if our download is not used up. Nothing new is fetched while it is."""
+        """True while our download allowance lasts. Nothing new is fetched once it is used up."""
         return self._download is None or self._download.has(0.0, now=self._clock())
 
     def fetched(self, size_bytes: int) -> None:
@@ -245,7 +245,7 @@ class BodyTransfer:
         return self._shelf.body(body_hash) if found is None and self._shelf is not None else found
 
     async def _find(self, search: "_Search") -> bytes | None:
-        """Asks the author if it can be dialled, and then connected peers, the likeliest first.
+        """Asks the author, unless it cannot be dialled, and then connected peers, the likeliest first.
 
         While a slow peer is waited for, the next one is asked; the first to give the body wins.
         """

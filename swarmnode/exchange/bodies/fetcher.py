@@ -63,7 +63,7 @@ TICK_S = 1.0
 
 FETCHES_OF_PROVEN = 2
 """Fetches from one proven author at the same time. Behind routers a body takes twice as many steps, and in a
-swarm of two there is no other author to ask meanwhile."""
+swarm of two no other author can be asked meanwhile."""
 
 RECENT_S = 300.0
 """Seconds for which an author that gave us a group counts among those that share a draw."""
@@ -101,14 +101,14 @@ class Fetcher:
         self._unfit = UnfitTasks()
         self.seen = RecentlySeen(max_keys=MAX_SEEN, ttl_s=self._settings.max_age_s + MAX_CLOCK_SKEW_S)
         self.needs: Mapping[str, float] = {}
-        """Our need of each task, by its name (selection.choose_header)."""
+        """Our need of each task, by its name (see selection.choose_header)."""
         self.answered = BoundedDict[ExampleKey, None](MAX_ANSWERED)
         """Examples that we have answered or are about to answer, the last MAX_ANSWERED of them."""
         self._target = min(self._settings.prefetch_groups, buffer.capacity)
         self._vain = TokenBucket(VAIN_BYTES_PER_S, VAIN_BYTES_BURST)
         """Bytes that newcomers may still give us in vain."""
         self._vain_dials = TokenBucket(VAIN_DIALS_PER_S, VAIN_DIALS_BURST)
-        """Vain requests that we may still make of newcomers that we hold no connection to."""
+        """Vain requests that we may still make of newcomers without a connection to us."""
         self._fetching: dict[Fetch, None] = {}
         self._gave_at: dict[str, float] = {}
         """Time at which each author last gave us a group, if that was lately."""
@@ -342,7 +342,8 @@ class Fetcher:
         )
 
     async def _acquire(self, fetch: Fetch) -> None:
-        """Takes one group all the way. The peer boundary: nothing that happens here affects anything else."""
+        """Takes one group from its header to the buffer. The peer boundary: nothing that happens here affects
+        others."""
         announcement, reputation = fetch.announcement, self._ledger.reputation
         author = announcement.author
         began, body, took_s = _now_s(), b"", 0.0

@@ -133,8 +133,8 @@ class Holder:
     def heard(self, message: Message) -> None:
         """Remembers the body that a gossiped header announces, if we could fetch it.
 
-        The signature inside is not checked: the network has checked who the sender is, and a fetched body
-        must have the announced hash.
+        The signature inside is not checked: the network has verified the sender, and a fetched body must have
+        the announced hash.
         """
         author = message.sender
         if len(message.data) > MAX_HEADER_BYTES:

@@ -3,11 +3,11 @@
 HeaderGossip --> [Inbox.hear] -+-> HeaderPool -> choose -> Fetcher -> ReplayBuffer -> Exchange.collect
 Neighbourhood -> [Inbox.take] -+
 
-The inbox first refuses what is cheap to refuse and then checks the rest; the order matters. A peer that may
-not speak is turned away before a byte is decoded, nothing is remembered of a header until its signature has
-been checked, and an author pays only for its own recent messages. Once gossip has forgotten a signed message,
-anybody can send it again. So a message that we heard before costs nobody anything, and old ones come out of a
-small allowance that all authors share.
+The inbox first refuses messages that are cheap to refuse and then checks the rest; the order matters. A peer
+that may not speak is turned away before a byte is decoded, nothing is remembered of a header until its
+signature has been checked, and an author pays only for its own recent messages. Once gossip has forgotten a
+signed message, anybody can send it again. So a message that we heard before costs nobody anything, and old
+ones come out of a small allowance that all authors share.
 """
 
 from collections.abc import Callable

@@ -44,8 +44,8 @@ class Publisher:
         encode: Encode,
     ) -> None:
         """`bodies`: the store from which others fetch ours. `shelf`: that of the library; None: there is
-        none. `receipts`: told what others may learn from. `encode`: returns the local policy's tokens of an
-        answer."""
+        none. `receipts`: notes the groups that others may learn from. `encode`: returns the local policy's
+        tokens of an answer."""
         self._encode = encode
         self._context, self._settings, self._ledger = context, context.settings, context.ledger
         self._bodies, self._shelf, self._model, self._receipts = bodies, shelf, model, receipts

@@ -3,19 +3,19 @@
 shelf.py (what the home has), library_pages.py (what peers have) -> [Borrower] -> check_header, check_body as
         for groups that were announced -> [Borrower.draw] -> a round's external groups -> mending -> the book
 
-A group of a library is treated like any other, except that its age does not matter: it says nothing of a
-right answer. No group is taken twice, since groups are known by author and hash. The difference is the peer
-that gives it. A peer is asked for one thing at a time and for a bounded number of groups, and pays for the
-time of our judge. Several peers are asked at once, each from a different place on and from task to task, so a
-silent, slow or lying one costs its own part and no more. Faults that an honest peer would have found out
-itself are charged to the peer that served the group, and a false claim to the author that signed it. A peer
-most of whose groups were of no use is not asked further.
+A group of a library is treated like any other, except for its age, which does not matter for a right answer.
+No group is taken twice, since groups are known by author and hash. The new part is the peer that gives it. It
+is asked for one thing at a time and for a bounded number of groups, and pays for the time of our judge.
+Several peers are asked at once, each starting at a different place and going from task to task, so a silent,
+slow or lying one costs its own part and no more. Faults that an honest peer would have found itself are
+charged to the peer that served the group, and a false claim to the author that signed it. A peer most of
+whose groups were of no use is not asked further.
 
 Peers are asked at a start, and again for only three reasons, at most every AGAIN_S: nobody has lent us
 anything yet, the node is never right at something (`wants_more`), or it was cut off from everybody for
 CUT_OFF_S and is back.
 
-Nothing waits for any of this: rounds take what is there.
+Nothing waits for any of this: rounds take the groups that are ready.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ MAX_READY = 256
 enough: a group that no round takes was judged for nothing."""
 
 IN_VAIN = 16
-"""A peer is not asked further once so many more of its groups or pages were useless than useful."""
+"""Surplus of useless over useful groups and pages at which a peer is not asked further."""
 
 LOOK_FOR_S = 300.0
 """Seconds that a search looks for peers. If nobody has lent anything by then, it goes on looking, less

@@ -2,12 +2,12 @@
 
 announcing.py, fetcher.py -> [SignedGroup] -> shelf.py -> [line_of] -> a file -> [read_rows] -> shelf.py, cli
 
-A row is the sealed header and the body that it names by its hash. So anyone who has it can check alone, for
-ever, that its author said exactly this about exactly this example: nobody can put words into another's mouth.
-The row does not contain what the answers are worth; that is found out by judging them (body_check.py).
+A row is the sealed header and the body that it names by its hash. So every holder of a row can always check
+without help that its author said exactly this about exactly this example: nobody can put words into another's
+mouth. The row does not say what the answers are worth; judging them does (body_check.py).
 
 A file is JSON with one row per line, so files can be joined, cut and filtered line by line. Task, version and
-author can be read there; a row in which they differ from what was signed is damaged. A line is bounded before
+author can be read there; a row in which they differ from the signed ones is damaged. A line is bounded before
 it is parsed, and a damaged one affects no other.
 """
 

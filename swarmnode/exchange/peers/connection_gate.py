@@ -2,7 +2,7 @@
 
 Ledger -> [ConnectionGate.bar] -> Host.disconnect;   Host.peers -> [ConnectionGate] -> BodyTransfer
 
-Merely ignoring a banned peer would still cost what it takes to receive from it: the daemon reads, checks and
+Merely ignoring a banned peer would not save the cost of receiving from it: the daemon reads, checks and
 forwards its messages before we hear of them. So the gate tells the host (host.py), which keeps the peer away
 for as long as its ban lasts.
 """

@@ -3,9 +3,9 @@
 Inbox, Fetcher, Reputation -> [Recorder] -> a file in the node's home -> [load] -> Inbox, Fetcher, Reputation
 
 A checkpoint is written when rounds are done; this file at the start, soon after a ban and every
-WRITE_EVERY_S, beside the event loop. So a node that is killed does not forget whom it banned and what it
-trained on. The file lacks what was seen after the last write. Therefore a node that has run before takes no
-header that its author dated before the new start: it may have heard the header in the gap, and gossip does
+WRITE_EVERY_S, beside the event loop. So a node that is killed remembers its bans and the groups that it
+trained on. The file lacks whatever was seen after the last write. Therefore a node that has run before takes
+no header that its author dated before the new start: it may have heard the header in the gap, and gossip does
 not repeat anything older than a few seconds anyway. Peers whose clock is behind are not heard for as long as
 it is behind. One gap remains: a header dated ahead of time (by at most MAX_CLOCK_SKEW_S) and heard in the
 last WRITE_EVERY_S before a kill can be sent once more within that time.

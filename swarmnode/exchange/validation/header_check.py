@@ -65,8 +65,8 @@ def check_of_use(
 def check_fits(
     header: Header, settings: ExchangeSettings, tasks: Mapping[str, Task], *, spread: bool
 ) -> None:
-    """Raises Rejected for headers that are of no use to us from any author. `spread`: the header must claim
-    rewards that differ. Right answers that we asked for, and those of a library, need not."""
+    """Raises Rejected for headers that are of no use to us, regardless of their author. `spread`: the header
+    must claim rewards that differ. Right answers that we asked for, and those of a library, need not."""
     if header.protocol != PROTOCOL:
         raise Rejected(Reason.OTHER_PROTOCOL, f"protocol {header.protocol}")
     if header.swarm != settings.swarm:

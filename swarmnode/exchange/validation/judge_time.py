@@ -21,7 +21,8 @@ class JudgeTime:
         return trust == "neighbour" or self._left[trust == "proven"].has(0.0, now=now)
 
     def took(self, author: str, trust: Trust, seconds: float, now: float) -> None:
-        """Charges a judgement of this author's group, whatever came of it."""
+        """Charges the seconds of a judgement to its author and to authors of its kind, whatever came of
+        it."""
         self.is_left(trust, now)  # The time until now is credited first.
         self._left[trust == "proven"].owe(seconds)
         self.reputation.was_judged(author, seconds, now)

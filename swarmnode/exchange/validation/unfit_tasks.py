@@ -7,7 +7,7 @@ from swarmnode.exchange.limits import UNFIT_AUTHORS, UNFIT_S, UNFIT_TRIAL_S
 
 
 class UnfitTasks:
-    """Tasks whose episodes our own environment does not play in time, from whatever author.
+    """Tasks whose episodes our own environment does not play in time, regardless of their author.
 
     Identities are free, so newcomers shut a task for newcomers alone: authors that gave us groups are heard
     until several of their kind overran. While a task is shut, one group is tried now and then; one that fits,

@@ -103,9 +103,9 @@ class P2pdHost:
     ) -> None:
         """`listen`: addresses to accept connections at; port 0 picks a port once and keeps it. `announce`:
         addresses to tell others instead. `map_port`: asks the router to forward the port, and tells others
-        the forwarded address. `relays`: peers that take connections for us; empty: we only dial relayed
-        addresses of others; None: neither. `relay_for_others`: takes connections for peers that nobody can
-        dial."""
+        the forwarded address. `relays`: peers that take connections for us; empty: none do, but relayed
+        addresses of others can be dialled; None: neither. `relay_for_others`: takes connections for peers
+        that nobody can dial."""
         self._skipped = SkipCounters()
         self._gate = PeerGate(lambda: self._supervisor.listen, relays=relay_for_others)
         self._uses_relays = relays is not None

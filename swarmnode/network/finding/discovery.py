@@ -57,8 +57,8 @@ class LocalSearch(Protocol):
     def __call__(
         self, addresses: Sequence[str], *, namespace: str, interfaces: Sequence[str]
     ) -> AbstractAsyncContextManager[AsyncIterable[Sequence[str]]]:
-        """Yields the addresses of one peer after another, for ever. `interfaces`: IP addresses of ours.
-        Raises NetworkError if the machine has no multicast."""
+        """Returns a context with an endless stream of the addresses of one peer after another. `interfaces`:
+        IP addresses of ours. Raises NetworkError if the machine has no multicast."""
         ...
 
 
