@@ -51,7 +51,7 @@ MAX_BORROWED = 1536
 """Groups that one search takes from all libraries together: they fill the usual book of 2000 answers."""
 
 MAX_LOOKED_AT = 16 * MAX_BORROWED
-"""Groups that are examined from the start on, in all searches; after that, nobody is asked any more."""
+"""Most groups examined since the start, in all searches; after that, nobody is asked any more."""
 
 MAX_PER_LENDER = 512
 """Groups of one peer that are examined, so that we learn from several peers."""
@@ -118,8 +118,8 @@ class Borrowed:
 
 
 class Borrower:
-    """Borrows right answers. Once `settle` was called, `run` fetches in the background, and `draw` returns
-    what was judged. The exchange loads, writes and serves what is kept and lent."""
+    """Borrows right answers. Once `settle` has been called, `run` fetches in the background, and `draw`
+    returns judged groups. The exchange loads, writes and serves what is kept and lent."""
 
     def __init__(
         self, context: ExchangeContext, shelf: Shelf, bodies: BodyTransfer, fetcher: Fetcher
@@ -300,7 +300,7 @@ class Borrower:
             logger.exception("failed to read the library of %s", peer)
             self._ledger.drop(Reason.INTERNAL, peer)
         finally:
-            # Another peer may get groups judged that were fetched here and not judged.
+            # Groups that were fetched but not judged may still be taken from another peer.
             self._known.difference_update((one.author, one.header.body_hash) for one, _ in lender.waiting)
 
     def _turns(self, lender: "_Lender") -> Iterator["_Section"]:

@@ -72,7 +72,7 @@ _decoder = msgspec.msgpack.Decoder(Record)
 
 
 def saved_standings(reputation: Reputation) -> tuple[SavedStanding, ...]:
-    """Returns the standings of the peers that something is known about."""
+    """Returns the standings of the peers about which something is known."""
     return tuple(
         SavedStanding(
             peer, one.score, one.scored_at, one.banned, one.failures, one.ask_again_at, one.slow, one.accepted

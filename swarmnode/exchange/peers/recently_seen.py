@@ -13,8 +13,8 @@ KEY_BYTES = 16
 
 
 def key_of(*parts: bytes) -> bytes:
-    """Returns a short key for data of any length. Only the same parts give the same key if their lengths are
-    fixed.
+    """Returns a short key for data of any length. If the parts have fixed lengths, only the same parts give
+    it.
 
     >>> len(key_of(b"author", b"hash"))
     16
