@@ -4,12 +4,12 @@ validation, bodies, gossip -> [Reason] -> Ledger -> status, metrics
 
 Every reason is in one table, with its points and its words. Points are taken from a score of 100; below 20
 the peer is banned (reputation.py). Being slow, late, far away, badly clocked or interested in other tasks
-costs nothing; saying what cannot be honest costs a lot.
+costs nothing; messages that no honest peer sends cost a lot.
 
-What an honest peer may do now and then, but which costs us a fetch or a judgement, costs little: a rare one
-is forgotten before the next, a stream of them ends in a ban. What is free is either refused before it has
-cost more than hearing it, which the allowances bound, or followed by a pause before its author is asked
-again, which bounds the bytes, or nobody's doing.
+Faults that an honest peer may make now and then, but that cost us a fetch or a judgement, cost little: a rare
+one is forgotten before the next, a stream of them ends in a ban. Reasons without points are of three kinds:
+the message is refused before it costs more than hearing it, which the allowances bound; its author is asked
+again only after a pause, which bounds the bytes; or nobody is to blame.
 """
 
 from collections.abc import Mapping
@@ -22,12 +22,12 @@ class Reason(StrEnum):
     bounded. docs/metrics.md has them as a table."""
 
     points: float
-    """What it takes from the score of the peer it came from; 0: nothing."""
+    """Points taken from the score of the peer it came from; 0: none."""
     words: str
-    """It in words for a person: those given, or its code without the underscores."""
+    """Text for a person: the given one, or the code without its underscores."""
 
     def __new__(cls, code: str, points: float = 0, words: str = "") -> Self:
-        """A code, which metrics and JSON have, and what follows from it."""
+        """Makes a reason from its code, which metrics and JSON contain, its points and its words."""
         reason = str.__new__(cls, code)
         reason._value_, reason.points, reason.words = code, points, words or code.replace("_", " ")
         return reason
@@ -42,7 +42,7 @@ class Reason(StrEnum):
     """All authors together announce more than we can process."""
     TOO_LARGE = "too_large", 10
     """Over a bound of exchange/limits.py; of our own, a reward too large to claim."""
-    # No honest host lets one go, and its author signed it.
+    # No honest host sends one, and its author signed it.
     GOSSIP_TOO_LARGE = "gossip_too_large", 50
     """A gossip message over MAX_GOSSIP_BYTES."""
     MALFORMED = "malformed", 10
@@ -83,7 +83,7 @@ class Reason(StrEnum):
     """No peer that we asked for the body had it, or could be reached."""
     TIMEOUT = "timeout", 0, "fetched too slowly"
     """The body did not come in time."""
-    # Whoever hands it over knows its hash: nobody does so by mistake, and each costs the peer a pause, too.
+    # A peer that hands it over knows its hash, so it is not a mistake; each also costs the peer a pause.
     WRONG_BODY = "wrong_body", 25
     """The bytes received do not have the hash in the header."""
 
@@ -101,7 +101,7 @@ class Reason(StrEnum):
     # Honest peers may have other limits or tokenizers, or say the same by chance.
     TOO_LONG = "too_long", 4, "answers longer in our tokenizer than we accept (rollout.max_tokens)"
     """Half of its answers or more have more tokens in our tokenizer than our rollout.max_tokens."""
-    # Environments that draw by lot where they promise not to are somebody's mistake, not an attack.
+    # An environment that draws at random where it promises not to is a mistake, not an attack.
     UNPLAYABLE = "unplayable", 4
     """Our copy of the environment ends half of its episodes or more elsewhere."""
     # An author's own limit of turns may end an honest episode.
@@ -165,10 +165,10 @@ class Reason(StrEnum):
 NOT_NEEDED = frozenset(
     {Reason.STALE, Reason.CROWDED_OUT, Reason.OVER_SHARE, Reason.DUPLICATE, Reason.EXPIRED, Reason.NO_SPREAD}
 )
-"""Reasons that blame nobody: there was enough to train on, or nothing to learn from it."""
+"""Reasons for which nobody is to blame: there was enough to train on, or nothing to learn from it."""
 
 KNOWN = frozenset(Reason)
-"""All codes: Python 3.11 does not answer `text in Reason`."""
+"""All codes, since Python 3.11 does not answer `text in Reason`."""
 
 
 def in_words(counts: Mapping[str, int]) -> str:

@@ -4,11 +4,12 @@ own groups -> [Exchange.publish] -> Publisher -> the swarm -> HeaderGossip -> In
                                         `-> BodyStore                                    |
 trainer <- [Exchange.collect] <- ReplayBuffer <- Fetcher <- BodyTransfer <---------------+
 
-Three actors on one ground (ExchangeContext): the publisher says what is ours, the inbox hears what others
-say, the fetcher gets and judges what the trainer has use for. Beside them a gate keeps banned peers out, a
-recorder keeps what must outlive a restart, and the library lends and borrows right answers.
+Three actors share one ExchangeContext: the publisher announces our groups, the inbox hears what others
+announce, and the fetcher fetches and judges the groups that the trainer can use. Beside them, a gate keeps
+banned peers out, a recorder saves what must survive a restart, and the library lends and borrows right
+answers.
 
-Headers of everybody are heard and pooled; bodies are fetched only as far as the trainer has use for them (J a
+Headers from everybody are heard and pooled. Bodies are fetched only as far as the trainer can use them (J a
 round and a small reserve), so the cost of taking part grows with J and not with the swarm. A peer can cost us
 one fetch deadline and one judgement at a time, and nothing it sends reaches the caller as an exception.
 """
@@ -63,7 +64,7 @@ from swarmnode.types import ExampleKey, RolloutGroup
 logger = logging.getLogger(__name__)
 
 RETRY_S = 1.0
-"""Pause before we subscribe and serve again on a host that was down when we started."""
+"""Pause before subscribing and serving are retried on a host that was down when we started."""
 
 
 class Exchange:
@@ -92,12 +93,12 @@ class Exchange:
         encode_turns: EncodeTurns | None = None,
         shelf: Shelf | None = None,
     ) -> None:
-        """`encode` and `prompt_ids` give the local policy's tokens of an answer and of a prompt,
-        `encode_turns` of an episode (None: episodes of others are not used); `model_size` is its number of
-        parameters. `neighbourhood`: the exchanges of the other policies of this process, on the same base
-        with the same settings; None: there are none. `record`: the file that keeps what was seen and who is
-        banned over restarts; None: it is forgotten. `shelf`: where the groups are kept that our book has
-        answers of; None: there is no library."""
+        """`encode` and `prompt_ids` return the local policy's tokens of an answer and of a prompt,
+        `encode_turns` those of an episode (None: other nodes' episodes are not used). `model_size`: the
+        policy's number of parameters. `neighbourhood`: the exchanges of the other policies in this process,
+        with the same base model and settings; None: there are none. `record`: the file that keeps what was
+        seen and who is banned across restarts; None: both are forgotten. `shelf`: keeps the groups whose
+        answers are in our book; None: there is no library."""
         _check_names(tasks)
         self._host, self._key, self._settings, self._clock = host, key, settings, clock
         self._neighbourhood = neighbourhood or Neighbourhood()
@@ -108,7 +109,8 @@ class Exchange:
         self._bodies = BodyTransfer(host, settings, self._ledger, clock=clock, rng=context.rng, shelf=shelf)
         model = ModelLabel(model_family[:MAX_NAME_CHARS], model_size)
         self.receipts = find_receipts(context)
-        """Thanks to those that we learnt from, and theirs to us. None: nothing here says or counts them."""
+        """Receipts to authors that we learnt from, and from nodes that learnt from us. None: no extension
+        sends or counts them."""
         self._publisher = publisher = Publisher(
             context, self._bodies.own, shelf, model, self.receipts, encode
         )
@@ -134,7 +136,7 @@ class Exchange:
             context, self._bodies, self._pool, self._buffer, rules, on_accepted=self._accepted
         )
         self.library = None if shelf is None else Borrower(context, shelf, self._bodies, self._fetcher)
-        """Right answers that can be had later. None: this node takes no part in it."""
+        """Right answers kept for later. None: this node takes no part in the library."""
         self._gate = ConnectionGate(host, self._ledger.banned_for_s, self._bodies.set_connected)
         self._record_path = record
         self._recorder = None if record is None else Recorder(record, self._record)
@@ -164,7 +166,8 @@ class Exchange:
         if isinstance(exc, asyncio.CancelledError):
             await self._group.__aexit__(exc_type, exc, tb)
         else:
-            # A TaskGroup wraps the exception of its block in a group; the caller's should reach it as it is.
+            # A TaskGroup wraps the exception of its block in a group; the caller should see its own
+            # exception.
             await self._group.__aexit__(None, None, None)
             if self._recorder is not None:
                 await self._recorder.write()
@@ -172,18 +175,20 @@ class Exchange:
                 await self.library.shelf.write(last=True)
 
     async def publish(self, groups: Sequence[RolloutGroup]) -> None:
-        """Announce own groups and keep their bodies for whoever asks. What cannot be announced is counted.
+        """Announces our groups and keeps their bodies for peers that ask. Groups that cannot be announced are
+        counted.
 
-        The other policies of this process have them directly, and where nobody else is, that is all.
+        The other policies of this process receive them directly; if no other peer could hear us, only they
+        do.
         """
         self._fetcher.note_answered(group.example.key for group in groups)
         await self._publisher.publish(groups)
 
     async def collect(self, j: int, policy_version: int, deadline_s: float) -> list[RolloutGroup]:
-        """Draws up to `j` accepted groups of others, drawn uniformly within the shares of their authors.
+        """Returns up to `j` accepted groups of others, drawn uniformly within the shares of their authors.
 
-        Waits at most `deadline_s`, and only for groups that are announced or on their way, not for ones that
-        somebody may announce later. No fault of a peer or of the network is raised here.
+        Waits at most `deadline_s`, and only for groups that are announced or on their way, not for groups
+        that may be announced later. Faults of peers and of the network raise nothing here.
         """
         self._context.policy_version = policy_version
         self._fetcher.want(j)
@@ -197,31 +202,32 @@ class Exchange:
         return groups
 
     async def ask_for_help(self, groups: Sequence[RolloutGroup]) -> set[str]:
-        """Ask the swarm about tasks, by one example of each of which no answer in these groups was right.
+        """Asks the swarm for help with tasks, naming for each an example that no answer in these groups got
+        right.
 
-        Returns the tasks that it asked about: none where nobody would hear it."""
+        Returns the tasks that it asked about; none if nobody would hear it."""
         return await self._publisher.ask_for_help(groups)
 
     def asked_of_us(self, count: int) -> list[ExampleKey]:
-        """Finds at most `count` examples that others asked for help with and that we should answer, too; none
-        comes twice, and none that we have answered."""
+        """Returns at most `count` examples that others asked for help with and that we should try, too. None
+        is returned twice, and none that we have answered."""
         wanted = self._publisher.helping.to_try(count, self._fetcher.answered)
         self._fetcher.note_answered(wanted)
         return wanted
 
     def prefer(self, needs: Mapping[str, float]) -> None:
-        """Makes the fetcher prefer, for each author, groups of tasks that we need: by name, from 0 to 1, as
-        we measure it. Unknown tasks count 1."""
+        """Makes the fetcher prefer, within each author's headers, the tasks that we need. `needs`: our own
+        measure by task name, from 0 to 1; unknown tasks count 1."""
         self._fetcher.needs = needs
 
     def doubt(self, authors: Collection[str]) -> None:
-        """Takes no more from these authors, from now on, than from newcomers: what they teach does not go
-        our way. It is no offence, and those before them are doubted no more."""
+        """Treats these authors, from now on, as newcomers, because what they teach does not go our way. It is
+        not an offence, and authors from an earlier call are no longer doubted."""
         self._ledger.reputation.doubted = frozenset(authors)
 
     def resume(self, policy_version: int) -> None:
-        """Takes note of our policy's version at a start: what is heard before the first round is as old as
-        that."""
+        """Sets our policy's version at a start, so that groups heard before the first round are dated by
+        it."""
         self._context.policy_version = policy_version
 
     def stats(self) -> ExchangeStats:
@@ -257,7 +263,7 @@ class Exchange:
                 tasks.create_task(self.library.run(), name="borrow from libraries")
 
     async def _reach_host(self) -> bool:
-        """Serves and subscribes; returns False when the host is down. It keeps both through a restart."""
+        """Serves and subscribes. Returns False if the host is down; afterwards both survive its restarts."""
         try:
             await self._bodies.serve()
             if self.library is not None:
@@ -279,7 +285,7 @@ class Exchange:
             self.library.shelf.offer(SignedGroup(author, header, announcement.sealed, body))
 
     async def _remember(self) -> None:
-        """Take up what an earlier life knew, and take nothing from then on that it may have heard."""
+        """Restores the record of an earlier run, and from then on refuses headers that it may have heard."""
         if self._record_path is None:
             return
         record = await asyncio.to_thread(load, self._record_path)
@@ -305,7 +311,7 @@ class Exchange:
         )
 
     def _shut_out(self, peer: str) -> None:
-        """A peer was banned: off our connections, and not to be forgotten."""
+        """Disconnects a peer that was just banned, and has the ban saved."""
         self._gate.bar(peer)
         if self._recorder is not None:
             self._recorder.hurry()

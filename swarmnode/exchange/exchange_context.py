@@ -1,4 +1,4 @@
-"""The ground that the parts of an exchange share: who we are, on what terms, and what we know of others.
+"""The state that the parts of an exchange share: our identity, our settings, and what we know of others.
 
 Exchange -> [ExchangeContext] -> Publisher (what goes out), Inbox (what is heard), Fetcher (what is fetched)
 """
@@ -21,7 +21,8 @@ from swarmnode.tasks.task import Task
 
 @dataclass(slots=True)
 class ExchangeContext:
-    """One of an exchange. Its policy version moves with every `collect`; all else stays as it is."""
+    """The shared state of one exchange. `collect` and `resume` set the policy version; all else stays as it
+    is."""
 
     host: Host
     key: NodeKey
@@ -31,20 +32,20 @@ class ExchangeContext:
     clock: Callable[[], float]
     rng: random.Random
     neighbourhood: Neighbourhood
-    """Exchanges of the other policies of this process."""
+    """Exchanges of the other policies in this process."""
     policy_version: int = 0
-    """Version of our own policy, by which the age of groups is counted."""
+    """Version of our own policy, from which the age of groups is counted."""
     health: SwarmHealth = field(init=False)
 
     def __post_init__(self) -> None:
         self.health = SwarmHealth(self.settings.swarm, self.clock)
 
     def arrive(self) -> Arrival:
-        """Returns the stamp of what comes in now."""
+        """Returns the time and policy version of anything that comes in now."""
         return Arrival(self.clock(), self.policy_version)
 
     def trust_of(self, author: str) -> Trust:
-        """Returns what an author has shown of itself; policies of this process need not show anything."""
+        """Returns the trust that an author has earned; policies of this process need not earn any."""
         return "neighbour" if author in self.neighbourhood else self.ledger.reputation.trust_of(author)
 
     def is_banned(self, peer: str) -> bool:

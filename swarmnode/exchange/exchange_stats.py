@@ -12,18 +12,18 @@ import msgspec
 
 
 class HelpStats(msgspec.Struct, frozen=True):
-    """Requests for help (helping.py) and what followed from them, since the start."""
+    """Requests for help (helping.py) and their outcomes, since the start."""
 
     asked: int = 0
     """Requests for help that we sent: no answer of ours was right."""
     heard: int = 0
-    """Requests of others that were heard."""
+    """Requests of others that we heard."""
     answered: int = 0
-    """Own groups that were announced again because somebody had asked."""
+    """Own groups that were announced again because another node had asked."""
     tried: int = 0
     """Examples that others could not answer and that we took on."""
     dropped: int = 0
-    """Requests of others that were not heard: too many, too old, or not of our swarm or tasks."""
+    """Requests of others that were dropped: too many, too old, or not of our swarm or tasks."""
 
 
 class PeerFigures(msgspec.Struct, frozen=True):
@@ -32,27 +32,28 @@ class PeerFigures(msgspec.Struct, frozen=True):
     peer: str
     """Its peer id."""
     accepted: int
-    """Groups of it that passed all checks."""
+    """Groups from it that passed all checks."""
     dropped: int
-    """Things of it that were not used by its fault, since the start."""
+    """Things from it that were not used through its own fault, since the start."""
     score: float
-    """100 for who never did wrong; below 20 it is not listened to."""
+    """100 for a peer without offences; below 20 it is not listened to."""
     banned: bool
     trust: str
-    """proven, slow or newcomer."""
+    """The peer's trust: proven, slow or newcomer."""
     refused: Mapping[str, int] = {}
-    """How many things of it were not used, or counted against it, by drop_reasons.Reason, since the start."""
+    """Number of things from it that were not used, or counted against it, by drop_reasons.Reason, since the
+    start."""
     paused_s: float = 0.0
-    """Seconds until it is fetched from again, since the last fetch gave nothing. 0: it is not paused."""
+    """Seconds until it is fetched from again, after its last fetch gave nothing. 0: it is not paused."""
 
 
 class ReceiptStats(msgspec.Struct, frozen=True):
-    """Thanks of others to us (receipts.py): what they say, which nobody can prove."""
+    """Receipts from others to us (receipts.py): their statements, which nobody can prove."""
 
     groups: int = 0
-    """Times that a group of ours was learnt from, by receipts; each node counts each group once."""
+    """Times that a group of ours was learnt from, according to receipts; each node counts each group once."""
     answers: int = 0
-    """Answers in these groups that were learnt from."""
+    """Answers in these groups that others learnt from."""
     nodes: int = 0
     """Nodes that said so."""
     nodes_lately: int = 0
@@ -60,36 +61,36 @@ class ReceiptStats(msgspec.Struct, frozen=True):
     sent: int = 0
     """Receipts that we sent, since the start."""
     dropped: int = 0
-    """Receipts of others that were not taken, since the start: too many, too old, or not to be believed."""
+    """Receipts of others that were dropped, since the start: too many, too old, or not believable."""
 
 
 class NodesOf(msgspec.Struct, frozen=True):
     """Nodes that have something in common."""
 
     name: str
-    """The task or the version, in words of theirs."""
+    """The task or the version, in their own words."""
     nodes: int
 
 
 class HealthStats(msgspec.Struct, frozen=True):
-    """The swarm as this node hears it (swarm_health.py), itself left out: names, and what they say."""
+    """The swarm as this node hears it (swarm_health.py), without itself: names, and their statements."""
 
     nodes: int = 0
-    """Nodes that were heard in the last quarter of an hour."""
+    """Nodes heard in the last quarter of an hour."""
     known: int = 0
-    """Nodes among them of whom a group passed all checks."""
+    """Nodes among them from which a group passed all checks."""
     reached: int = 0
     """Nodes among them that we are connected to."""
     out_of_reach: int = 0
-    """Nodes among them that we dialled in vain: what they have comes through others."""
+    """Nodes among them that we dialled in vain: their groups come through others."""
     reachable_share: float | None = None
-    """Share of those connected in those connected or dialled. None: nobody was."""
+    """Connected nodes as a share of those connected or dialled. None: there were none."""
     headers_per_s: float | None = None
-    """Announcements a second, over the last minute, of whatever task."""
+    """Announcements a second, of any task, over the last minute."""
     different_tasks: int = 0
-    """Tasks that they announce groups of."""
+    """Number of tasks that they announce groups of."""
     different_versions: int = 0
-    """Versions of swarmnode, by the word of those who sent receipts."""
+    """Number of versions of swarmnode, as stated by nodes that sent receipts."""
     tasks: tuple[NodesOf, ...] = ()
     """Up to 16 of these tasks, those of most nodes first."""
     versions: tuple[NodesOf, ...] = ()
@@ -101,7 +102,7 @@ class ExchangeCounts:
     """Counters of an exchange since it was made."""
 
     headers_seen: int = 0
-    """Gossip messages that reached us, whatever became of them."""
+    """Gossip messages that reached us, used or not."""
     headers_accepted: int = 0
     fetched: int = 0
     """Bodies received from peers."""
@@ -131,17 +132,17 @@ class ExchangeCounts:
 
 @dataclass(kw_only=True)
 class ExchangeStats(ExchangeCounts):
-    """Figures of an exchange since it was made, and of what it holds now."""
+    """Figures of an exchange since it was made, and of its present contents."""
 
     headers_waiting: int
     buffered: int
     banned_peers: tuple[str, ...]
     peers: tuple[PeerFigures, ...]
-    """Peers that there is most to say of."""
+    """The peers that we know most about."""
     pulled: int
-    """Bodies of others that we fetched because somebody asked us for them."""
+    """Bodies of others that we fetched because peers asked us for them."""
     upload_bytes_per_s: float
-    """Most that bodies may take of the upload, as it is set."""
+    """Configured limit of the upload that bodies may take."""
     help: HelpStats
     receipts: ReceiptStats
     health: HealthStats

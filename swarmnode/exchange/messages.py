@@ -1,13 +1,12 @@
-"""The messages of an exchange, a header that names a group and a body with its answers, and both as bytes.
+"""The messages of an exchange: a header that names a group, a body with its answers, and both as bytes.
 
 RolloutGroup -> [Header, Body] -> [encode] -> wire -> [decode] -> [Header, Body] -> validation -> RolloutGroup
 
 A header is gossiped to everybody inside a signed envelope (identity/envelope.py), whose author is the group's
 author. A body is fetched by the hash that its header names. Both are msgpack arrays on the wire: the topic
-and the stream protocol carry the version, and any other shape is malformed. The bounds of a field stand in
-its type.
+and the stream protocol carry the version, and any other shape is malformed. A field's type states its bounds.
 
-An answer of a task that answers back travels as what the policy said, turn by turn: whoever gets it plays the
+If a task is an environment, an answer travels as the policy's text, turn by turn; the receiver plays the
 episode again (episode_reader.py).
 
 Nothing is decoded before its size is bounded. A body must be one zstd frame that states its size, with
@@ -54,7 +53,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     protocol: int
     swarm: Name
     body_hash: Annotated[bytes, Meta(min_length=32, max_length=32)]
-    """SHA-256 of the body as it travels, compressed: a wrong body is found out before it is decompressed."""
+    """SHA-256 of the body as it travels, compressed: a wrong body is detected before it is decompressed."""
     body_bytes: Annotated[int, Meta(ge=1, le=MAX_BODY_BYTES)]
     """Its length; no more than this is ever read from a peer."""
     task: Name
@@ -70,7 +69,7 @@ class Header(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     model_size: Count | None
     """Parameters of the author's model, adapter included."""
     policy_version: Count
-    """The author's; it cannot be compared with ours."""
+    """Version of the author's policy; it cannot be compared with ours."""
     created_ms: Count
     """Milliseconds since the epoch by the author's clock."""
 
@@ -87,18 +86,18 @@ Text = Annotated[str, Meta(max_length=MAX_COMPLETION_CHARS)]
 
 
 class Answer(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """One completion. No token ids: the receiver has another tokenizer."""
+    """One completion, without token ids: the receiver has another tokenizer."""
 
     text: Text | Annotated[tuple[Text, ...], Meta(min_length=1, max_length=MAX_EPISODE_TURNS)]
-    """The policy's text; of a task that is an environment, its turns. What was observed has no place here:
-    the receiver's own environment says it."""
+    """The policy's text; its turns if the task is an environment. Observations do not travel: the receiver's
+    own environment makes them."""
     finish: Literal["stop", "length"]
-    """Completions that were cut off ("abort") are no answers and do not travel. Nobody can verify the rest,
-    so it is not believed (body_check.py)."""
+    """Completions that were cut off ("abort") are not answers and do not travel. Nobody can verify the other
+    values, so they are not believed (body_check.py)."""
 
 
 class Body(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
-    """The answers of one group. It names author and example, so that it fits under no other header."""
+    """The answers of one group. It names author and example, so that it fits no other header."""
 
     author: Annotated[str, Meta(max_length=MAX_PEER_ID_CHARS)]
     task: Name
@@ -114,7 +113,8 @@ class Body(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """When something came in, by our own clock and policy: those of authors are not comparable."""
+    """The time and version at which something came in, by our own clock and policy: those of authors are not
+    comparable."""
 
     at: float
     policy_version: int
@@ -122,12 +122,12 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A group of another policy of this process: there is nothing to fetch and nobody to doubt."""
+    """A group of another policy of this process, which need not be fetched or doubted."""
 
     body: bytes
     """The encoded body, for strangers who ask."""
     group: RolloutGroup
-    """The group as one of another author is trained on."""
+    """The group in the form in which other authors' groups are trained on."""
     fingerprint: bytes
 
 
@@ -141,7 +141,7 @@ class Announcement:
     """The envelope as it came."""
     arrival: Arrival
     given: Given | None = None
-    """The announced group, from a policy of this process. None: to be fetched and judged."""
+    """The announced group, if it comes from a policy of this process. None: it must be fetched and judged."""
 
 
 _COMPRESSION_LEVEL = 3
@@ -159,12 +159,12 @@ def encode_header(header: Header) -> bytes:
 
 
 def decode_header(data: bytes) -> Header:
-    """The header in an unsealed payload. Raises Rejected: malformed."""
+    """Returns the header in an unsealed payload. Raises Rejected: malformed."""
     return decoded(_header_decoder, data)
 
 
 def encode_body(body: Body) -> bytes:
-    """Pack and compress an own body. Raises Rejected: too_large, malformed_body."""
+    """Packs and compresses a body of ours. Raises Rejected: too_large, malformed_body."""
     try:
         raw = _encoder.encode(body)
     except UnicodeEncodeError as error:
@@ -176,7 +176,7 @@ def encode_body(body: Body) -> bytes:
 
 
 def decode_body(data: bytes) -> Body:
-    """Decompress and unpack a body. Raises Rejected: too_large, bad_compression, malformed_body."""
+    """Decompresses and unpacks a body. Raises Rejected: too_large, bad_compression, malformed_body."""
     if len(data) > MAX_BODY_BYTES:
         raise Rejected(Reason.TOO_LARGE, f"{len(data)} bytes, at most {MAX_BODY_BYTES}")
     try:
@@ -186,14 +186,13 @@ def decode_body(data: bytes) -> Body:
 
 
 def hash_body(data: bytes) -> bytes:
-    """The name of a body: SHA-256 of its compressed bytes."""
+    """Returns the name of a body: the SHA-256 of its compressed bytes."""
     return hashlib.sha256(data).digest()
 
 
 def fingerprint(body: Body) -> bytes:
-    """Returns a digest that is equal for two bodies with the same texts for the same example, whoever signs
-    them and however the answers are said to have ended: that is not believed, so it makes no new group of a
-    copy."""
+    """Returns a digest that is equal for bodies with the same texts for the same example, regardless of
+    author and `finish`. The latter is not believed, so changing it must not turn a copy into a new group."""
     texts = [answer.text for answer in body.answers]
     return hashlib.blake2b(_encoder.encode((body.key, texts)), digest_size=16).digest()
 

@@ -1,4 +1,4 @@
-"""A home's admission to a private swarm, as the rest of a node sees it; who reads the key is an extension.
+"""A home's admission to a private swarm, as the rest of a node sees it; an extension reads the key.
 
 home, name of the swarm -> [admission_to] -> assemble.py (the host around the transport, seeds), doctor
 invitation with a key -> [accept] -> home
@@ -14,11 +14,11 @@ from swarmnode.network.streams import StreamHost
 from swarmnode.registry import find, ours
 
 SUFFIX = ".swarm"
-"""Ending of the file that a home keeps for each private swarm that it has a key of."""
+"""Ending of the file that a home keeps for each private swarm whose key it has."""
 
 
 class Admission(Protocol):
-    """A private swarm that this home has a key of."""
+    """A private swarm whose key this home has."""
 
     @property
     def founder(self) -> str:
@@ -27,20 +27,20 @@ class Admission(Protocol):
 
     @property
     def seeds(self) -> tuple[str, ...]:
-        """Addresses to dial that came with the invitation."""
+        """Addresses to dial, from the invitation."""
         ...
 
     def host(self, inner: StreamHost) -> StreamHost:
-        """Returns a host around another one, for holders of the key and nobody else."""
+        """Returns a host around another one, for holders of the key only."""
         ...
 
 
 class Admissions(Protocol):
-    """Makes admissions: the part `key`."""
+    """Makes admissions; registered as the part `key`."""
 
     def __call__(self, path: Path, met_path: Path) -> Admission:
-        """Reads the file of a private swarm; its members are noted in the other as they are met. Raises
-        NetworkError for a damaged file: to go on without it would be to go public."""
+        """Reads the file of a private swarm; its members are noted in the file at `met_path` as they are met.
+        Raises NetworkError for a damaged file: going on without it would mean going public."""
         ...
 
     def accept(self, invitation: Invitation, folder: Path) -> None:
@@ -50,15 +50,15 @@ class Admissions(Protocol):
 
 def admission_to(paths: Paths, name: str) -> Admission | None:
     """Returns this home's admission to a private swarm. None: it never had a key of that name, so the swarm
-    is public. Raises NetworkError for a file that is damaged or gone, ConfigError where nothing here can read
-    it."""
+    is public. Raises NetworkError for a file that is damaged or gone, and ConfigError if nothing installed can
+    read it."""
     path, met = file_of(paths.swarms, name), paths.met_members(name)
     if path.exists():
         return _admissions(name)(path, met)
     if met.exists():
         raise NetworkError(
             f"the swarm {name} was private in this home, and its key {path} is gone",
-            hint=f"put the file back, join by an invitation, or remove {met} to go public under that name",
+            hint=f"restore the file, join by an invitation, or remove {met} to go public under that name",
         )
     return None
 
@@ -69,7 +69,7 @@ def accept(invitation: Invitation, paths: Paths) -> None:
 
 
 def file_of(folder: Path, name: str) -> Path:
-    """Returns the file of a private swarm in its folder of a home."""
+    """Returns the file of a private swarm in a home's folder for them."""
     return folder / f"{name}{SUFFIX}"
 
 

@@ -1,9 +1,9 @@
-"""Peers that a host keeps away, for as long as those above it said.
+"""Peers that a host keeps away, for as long as the layers above it said.
 
 exchange -> Host.disconnect(peer, barred_s=...) -> [BarredPeers] <- memory_network.py, peer_gate.py
 
-The daemon has no list of its own: it lets anybody connect. So peer_gate.py looks at every probe who is there
-and disconnects the barred again; in the meantime they are neither dialled, nor remembered, nor served.
+The daemon has no such list: it lets anybody connect. So peer_gate.py checks the connections at every probe
+and disconnects barred peers again; in the meantime they are neither dialled, nor remembered, nor served.
 """
 
 import time
@@ -15,7 +15,7 @@ dropped."""
 
 
 class BarredPeers:
-    """Peer ids with the end of their time.
+    """Peer ids, each with the time when its bar ends.
 
     >>> barred = BarredPeers(clock=lambda: 100.0)
     >>> barred.bar("12D3KooWA", 60)
@@ -36,7 +36,7 @@ class BarredPeers:
         return len(self._until_s)
 
     def bar(self, peer_id: str, for_s: float) -> None:
-        """Bars a peer for so many seconds from now; a longer bar that it already has stays."""
+        """Bars a peer for this many seconds from now; a longer bar that it already has stays."""
         until_s = self._clock() + for_s
         if for_s <= 0 or self._until_s.get(peer_id, until_s) > until_s:
             return

@@ -11,8 +11,8 @@ import asyncio
 from swarmnode.errors import MessageTooLarge, NetworkError
 
 MAX_UVARINT_BYTES = 5
-"""Longest length prefix. Lengths up to 2^35 - 1 are far above any bound of ours, and a peer cannot make us
-read more."""
+"""Longest length prefix. It allows lengths up to 2^35 - 1, far above any bound of ours, and a peer cannot
+make us read more."""
 
 
 def encode_uvarint(value: int) -> bytes:
@@ -45,8 +45,8 @@ def decode_uvarint(data: bytes, offset: int = 0) -> tuple[int, int]:
 
 
 def protobuf_fields(message: bytes) -> dict[int, int | bytes]:
-    """Returns the fields of a protobuf message of numbers and bytes, the last one of each. Raises
-    NetworkError."""
+    """Returns the fields of a protobuf message made of numbers and bytes; a repeated field has its last
+    value. Raises NetworkError."""
     fields: dict[int, int | bytes] = {}
     at = 0
     while at < len(message):

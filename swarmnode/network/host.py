@@ -1,4 +1,4 @@
-"""The seam between us and any network: what a node may ask of its host.
+"""The interface between a node and any network: everything that a node may ask of its host.
 
 node, exchange -> [Host] -> memory_network.py (one process, for tests) | p2pd_host.py (go-libp2p daemon)
 
@@ -53,7 +53,7 @@ Handler = Callable[[str, bytes], Awaitable[bytes]]
 
 
 class Subscription(Protocol):
-    """An endless stream of messages of one topic, without our own.
+    """An endless stream of the messages of one topic, without our own.
 
     The queue behind it is bounded: a reader that is too slow loses the oldest messages.
     """

@@ -2,9 +2,9 @@
 
 test -> [MemoryNetwork] makes MemoryHosts -> anything that takes a Host
 
-It keeps the rules of the real one: only connected peers gossip, and only through peers that subscribe to the
-topic; a peer that nobody in reach is connected to cannot be found; a host that is down raises HostDown, and
-its subscriptions and services work again afterwards.
+It keeps the rules of the real one. Only connected peers gossip, and only through peers that subscribe to the
+topic. A peer cannot be found unless somebody in reach is connected to it. A host that is down raises
+HostDown, and its subscriptions and services work again afterwards.
 
     network = MemoryNetwork(seed=1, loss=0.1)
     async with network.host() as alice, network.host() as bob:
@@ -40,7 +40,8 @@ class MemoryNetwork:
     def __init__(
         self, *, seed: int = 0, loss: float = 0.0, delay_s: tuple[float, float] = (0.0, 0.0)
     ) -> None:
-        """`loss` is the share of gossip deliveries that vanish; `delay_s` bounds how late the others come."""
+        """`loss` is the share of gossip deliveries that are lost; `delay_s` bounds the delay of the
+        others."""
         if not 0.0 <= loss <= 1.0:
             raise ValueError(f"loss is {loss}, it must lie between 0 and 1")
         self._seed = seed
@@ -120,7 +121,7 @@ class MemoryNetwork:
         self._links.discard(frozenset((one, other)))
 
     def neighbours(self, peer_id: str) -> tuple[str, ...]:
-        """Peers with a usable connection to `peer_id`, sorted."""
+        """Returns the peers with a usable connection to `peer_id`, sorted."""
         linked = (peer for link in self._links if peer_id in link for peer in link - {peer_id})
         return tuple(sorted(peer for peer in linked if self._wired(peer_id, peer)))
 
@@ -129,7 +130,8 @@ class MemoryNetwork:
         return {peer: (split_peer(self._hosts[peer].address)[0],) for peer in self.neighbours(peer_id)}
 
     def reachable(self, peer_id: str, through: "Callable[[MemoryHost], bool]") -> tuple["MemoryHost", ...]:
-        """Hosts that connections lead to when each host on the way, and the last, passes `through`."""
+        """Returns the hosts that connections lead to, if each host on the way, and the last, passes
+        `through`."""
         found: dict[str, MemoryHost] = {}
         frontier = [peer_id]
         while frontier:
@@ -141,7 +143,7 @@ class MemoryNetwork:
         return tuple(found.values())
 
     def gossip(self, message: Message) -> None:
-        """Delivers to every subscriber in reach, except for losses, now or after the delay drawn for each."""
+        """Delivers to every subscriber in reach, now or after a delay drawn for each, except for losses."""
         for host in self.reachable(message.sender, lambda host: host.is_subscribed(message.topic)):
             if self._random.random() < self._loss:
                 continue
@@ -225,7 +227,7 @@ class MemoryHost:
         self._set_state("restarting", reason)
 
     def come_back(self) -> None:
-        """Behaves like a host whose daemon was restarted: connected again to the peers that are still
+        """Behaves like a host whose daemon was restarted: connects again to the peers that are still
         there."""
         self._status = HostStatus("up", time.time(), self._status.restarts + 1, "")
         for peer_id in self._redial:
@@ -351,7 +353,7 @@ class MemoryHost:
         handler = self._stream_handlers.get(protocol)
         if handler is None:
             return False
-        # Owned by this host, which ends it when it closes; there is no task group to hold it meanwhile.
+        # This host owns the task and cancels it when it closes; no task group could hold it meanwhile.
         task = asyncio.ensure_future(handle_stream(stream, protocol, handler))
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)

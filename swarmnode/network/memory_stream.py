@@ -1,4 +1,4 @@
-"""Byte streams within one process, as a MemoryNetwork has them.
+"""Byte streams within one process, for MemoryNetwork.
 
 MemoryHost.open_stream -> [memory_streams] -> both ends
 """
@@ -15,12 +15,12 @@ MEMORY_WINDOW_BYTES = 256 * 1024
 
 _LOOK_AGAIN_S = 0.005
 _LOOK_AT_LEAST_S = 1.0
-"""Seconds between two looks of a waiting stream within one process at whether the wires were cut: ever more,
-up to these."""
+"""Seconds between two checks by a waiting stream whether the wires were cut: at first, and at most after
+doubling each time."""
 
 
 class MemoryPipe:
-    """One direction of a stream within one process: bytes in order, a bounded number of them."""
+    """One direction of a stream within one process: a bounded number of bytes, in order."""
 
     def __init__(self) -> None:
         self._pieces: deque[tuple[float, bytes]] = deque()
@@ -37,7 +37,7 @@ class MemoryPipe:
         return self._held_bytes >= MEMORY_WINDOW_BYTES
 
     def put(self, data: bytes, arrives_s: float) -> None:
-        """`arrives_s`: the time at which it may be read, by the clock of the event loop."""
+        """Adds a piece. `arrives_s`: the time from which it may be read, by the event loop's clock."""
         if data:
             self._pieces.append((arrives_s, data))
             self._held_bytes += len(data)
@@ -61,8 +61,8 @@ class MemoryPipe:
         self._changed.set()
 
     async def change(self, within_s: float = _LOOK_AGAIN_S) -> bool:
-        """Returns after a change, or without one after so many seconds, sooner if a piece is on its way.
-        True if there was a change."""
+        """Waits for a change, at most `within_s` seconds, or less if a piece is on its way. Returns True if
+        there was a change."""
         self._changed.clear()
         if self._pieces:
             within_s = min(within_s, _LOOK_AGAIN_S)

@@ -1,4 +1,4 @@
-"""Peer ids and multiaddrs, text <-> bytes: only the protocols a swarmnode address is made of.
+"""Peer ids and multiaddrs, text <-> bytes: only the protocols that a swarmnode address is made of.
 
 CLI, configuration, mDNS, peers -> [multiaddr] -> control_client.py (binary form)
 
@@ -20,10 +20,11 @@ MAX_ADDRESS_BYTES = 512
 """Longest address as text. The longest honest one (a DNS name through a relay) stays under 400."""
 
 MAX_ADDRESSES_PER_PEER = 8
-"""Most addresses kept of a peer's claims. An honest host has a handful; a hostile one may name any number."""
+"""Most addresses kept of those that a peer claims. An honest host has a handful; a hostile one may claim any
+number."""
 
 MAX_ADDRESSES_READ = 256
-"""Most addresses looked at of a peer's claims, since many of them may be unreadable."""
+"""Most addresses examined of those that a peer claims, since many of them may be unreadable."""
 
 MAX_PEER_ID_CHARS = 64
 """Longest peer id. Ed25519 ids have 52 characters, RSA ids 46."""
@@ -128,8 +129,8 @@ _LOCAL_NETWORKS = tuple(
 
 
 def scope_of(address: str) -> Scope:
-    """Returns the reach of an address. A name counts as public, an address that nobody can dial as this
-    machine's.
+    """Returns the reach of an address. A name counts as public, and an address that nobody can dial as local
+    to this machine.
 
     >>> scope_of("/ip4/192.168.1.20/tcp/1"), scope_of("/ip4/100.64.0.2/tcp/1"), scope_of("/ip4/8.8.8.8/tcp/1")
     ('lan', 'lan', 'public')
@@ -186,7 +187,7 @@ def is_for_outsiders(address: str) -> bool:
 
 
 def is_relayed(address: str) -> bool:
-    """Returns True for an address that is a place at a relay.
+    """Returns True for an address that goes through a relay.
 
     >>> is_relayed("/ip4/192.0.2.7/tcp/1"), is_relayed("/ip4/192.0.2.7/tcp/1/p2p-circuit")
     (False, True)
@@ -224,7 +225,7 @@ def split_listen(address: str) -> tuple[str, str, int]:
 
 
 def check_peer_id(peer_id: str) -> str:
-    """Returns a peer id unchanged. Raises NetworkError if it is none."""
+    """Returns a peer id unchanged. Raises NetworkError if it is not one."""
     peer_id_to_bytes(peer_id)
     return peer_id
 

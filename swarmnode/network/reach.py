@@ -1,4 +1,4 @@
-"""Who can reach this node, as the rest of it sees that; who finds it out is an extension.
+"""The reachability of this node, as the rest of the node sees it; an extension finds it out.
 
 Discovery -> [find_reach] -> registry.py -> extensions/reach/ -> Reach -> status, invitations, doctor
 """
@@ -38,7 +38,7 @@ class Reach(msgspec.Struct, frozen=True):
 
 
 class ReachFinder(Protocol):
-    """Finds out who can reach this node."""
+    """Finds out which peers can reach this node."""
 
     @property
     def reach(self) -> Reach:
@@ -46,14 +46,14 @@ class ReachFinder(Protocol):
         ...
 
     async def run(self) -> None:
-        """Looks again and again, until cancelled."""
+        """Checks again and again, until cancelled."""
         ...
 
 
 def find_reach(
     host: Host, dialled: Callable[[], Mapping[str, str]], *, asks_router: bool
 ) -> ReachFinder | None:
-    """Returns the finder that is installed. None: nobody finds out. `dialled`: peers that answered our dials,
-    and the address of each. `asks_router`: the host asks the router to forward its port."""
+    """Returns the installed finder. None: no extension finds it out. `dialled`: returns the peers that
+    answered our dials, each with its address. `asks_router`: the host asks the router to forward its port."""
     make = first("reach")
     return None if make is None else make(host, dialled, asks_router=asks_router)

@@ -34,10 +34,11 @@ READ_TIMEOUT_S = 10.0
 SMALL_REQUEST_BYTES = 64 * 1024
 
 SMALL_READ_TIMEOUT_S = 4.0
-"""Seconds for a small request, which comes with its stream; a large one may come over a slow line."""
+"""Seconds within which a small request must arrive, since it comes with its stream; a large one may come over
+a slow line."""
 
 ANSWER_TIMEOUT_S = 60.0
-"""Seconds for handler and response together, longer than any requester of ours waits."""
+"""Seconds for handler and response together; no requester of ours waits longer."""
 
 LINGER_S = 30.0
 """Seconds that the responder waits for the requester, whose line may be slow, to read and hang up."""
@@ -96,7 +97,7 @@ async def answer(
 
 
 async def respond(service: Service, peer_id: str, request: bytes) -> bytes | None:
-    """Calls the handler. Returns None if it raised: at the peer boundary no request may take the node
+    """Calls the handler. Returns None if it raised: at the peer boundary, no request may take the node
     down."""
     try:
         return await service.handler(peer_id, request)

@@ -1,4 +1,4 @@
-"""Counters of what came in from peers and could not be used: told once, and never a fault of the host.
+"""Counters of input from peers that could not be used: logged once, and never a fault of the host.
 
 control_client.py, p2pd_host.py, memory_network.py -> [SkipCounters] -> HostStatus.skipped -> status, metrics
 """
@@ -29,13 +29,13 @@ def oversized_story(author: str, size_bytes: int) -> str:
 
 
 class SkipCounters:
-    """Counters by cause. The first of each cause is logged, a flood is not."""
+    """Counters by cause. The first of each cause is logged; a flood is not."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
 
     def note(self, cause: SkipCause, story: str) -> None:
-        """Counts one. `story` describes it and may quote a peer."""
+        """Counts one skipped input. `story` describes it and may quote a peer."""
         self._counts[cause] += 1
         if self._counts[cause] == 1:
             logger.warning("skipped data from a peer: %s; more of these (%s) are only counted", story, cause)

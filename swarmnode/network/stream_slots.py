@@ -1,10 +1,11 @@
-"""The bounded places for incoming streams. Nobody holds one by doing nothing.
+"""The bounded places for incoming streams. No peer can hold one by doing nothing.
 
 stream_server.py -> [StreamSlots] -> answer, handle_stream
 
-A stream waits for its request, is worked on, then waits for the far end to take the answer. When all places
-are taken, one that waits for its peer makes room, of the peer that has the most of them: an honest peer's
-request comes with its stream and is gone in milliseconds, so it is not the one, however many identities wait.
+A stream waits for its request, is worked on, and then waits for the far end to take the answer. If all places
+are taken, a stream that waits for its peer makes room, chosen from the peer that has most of those. An honest
+peer's request comes with its stream and is gone in milliseconds, so its stream is not chosen, however many
+identities wait.
 """
 
 from collections import Counter
@@ -15,7 +16,7 @@ from enum import IntEnum
 MAX_STREAMS = 256
 
 MAX_STREAMS_PER_PEER = 32
-"""The most streams of one peer at once; with the bounds on requests, they are all that strangers can make us
+"""Most streams of one peer at once; with the bounds on requests, they limit what strangers can make us
 hold."""
 
 

@@ -13,7 +13,7 @@ from swarmnode.registry import find_called
 logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 64 * 1024
-"""Bytes that are sent or read at once."""
+"""Bytes sent or read at once."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -31,7 +31,7 @@ class ByteStream(Protocol):
         ...
 
     async def receive(self, size_bytes: int) -> bytes:
-        """Returns exactly so many bytes. Raises PeerUnreachable if the stream ends before them."""
+        """Returns exactly this many bytes. Raises PeerUnreachable if the stream ends before them."""
         ...
 
     async def discard(self) -> None:
@@ -61,7 +61,7 @@ class StreamHost(Host, Protocol):
 
 
 class Transport(Protocol):
-    """Makes a node's host, not yet started: what `network.transport` names."""
+    """Makes a node's host without starting it: the type of the callable that `network.transport` names."""
 
     def __call__(
         self,
@@ -73,17 +73,19 @@ class Transport(Protocol):
         relays: Sequence[str] | None,
         relay_for_others: bool,
     ) -> StreamHost:
-        """Called as P2pdHost is. `identity_path`: the node's private key; the host has its peer id."""
+        """Called with the arguments of P2pdHost. `identity_path`: the node's private key; the host has its
+        peer id."""
         ...
 
 
 def transport_of(name: str) -> Transport:
-    """Imports what `network.transport` names. Raises ConfigError for what cannot be called as `Transport`."""
+    """Imports the callable that `network.transport` names. Raises ConfigError if it cannot be called as
+    `Transport`."""
     return find_called("transport", name, Transport.__call__)
 
 
 async def handle_stream(stream: ByteStream, protocol: str, handler: StreamHandler) -> None:
-    """Runs a handler to its end and closes its stream. At the peer boundary no stream may take the node
+    """Runs a handler to its end and closes its stream. At the peer boundary, no stream may take the node
     down."""
     try:
         await handler(stream)
@@ -139,5 +141,5 @@ class SocketStream:
             logger.debug("a stream of %s ended with a reset: %s", self._peer_id, error)
 
     def close(self) -> None:
-        # Not close(): that would wait for a frozen daemon to take what we wrote.
+        # Not close(): that would wait for a frozen daemon to read what we wrote.
         self._writer.transport.abort()

@@ -1,1 +1,2 @@
-"""Bodies: which to fetch, from whom, how they are handed on, and the buffer that their groups wait in."""
+"""Bodies: which to fetch, from which peers, how they are handed on, and the buffer that their groups wait
+in."""

@@ -8,7 +8,7 @@ from collections import OrderedDict
 
 class BodyStore:
     """Compressed bodies by SHA-256, bounded in bytes and number. The oldest leave first, because old headers
-    are not selected any more."""
+    are no longer selected."""
 
     def __init__(self, *, max_bytes: int, max_bodies: int) -> None:
         self._max_bytes = max_bytes
@@ -24,7 +24,7 @@ class BodyStore:
         return self._size_bytes
 
     def put(self, body_hash: bytes, body: bytes) -> None:
-        """Keep a body; the oldest ones leave until it fits."""
+        """Adds a body; the oldest ones leave until all fit."""
         if body_hash not in self._bodies:
             self._bodies[body_hash] = body
             self._size_bytes += len(body)

@@ -1,15 +1,15 @@
-"""Bodies on the wire: served to whoever asks, fetched by their hash.
+"""Bodies on the wire: served to peers that ask, and fetched by their hash.
 
 choose -> [BodyTransfer.fetch] -> stream /swarmnode/rollouts/4 -> [answer] of another node -> check_body
                                                                       `-> holder.py -> the author
 
-A body comes from its author or from anyone who has it, or is connected to its author (holder.py). Request:
-the 32 bytes of a hash and the author's peer id. Response: the body, or nothing at all for "not here" and "not
-now". The hash is checked before a body is looked into, so it does not matter who gave it. We ask no peer for
-more than it would ask of us: its own limits need not refuse us.
+A body comes from its author, from another peer that has it, or from one connected to its author (holder.py).
+Request: the 32 bytes of a hash and the author's peer id. Response: the body, or nothing, both for "not here"
+and for "not now". The hash is checked before a body is read, so it does not matter which peer sent it. We ask
+no peer for more than we would let it ask of us, so its own limits need not refuse us.
 
-An author that we are not connected to is dialled; when that takes long, peers that we are connected to are
-asked meanwhile (body_routes.py). Where dialling failed they are asked first, for some minutes.
+An author that we are not connected to is dialled; if that takes long, connected peers are asked meanwhile
+(body_routes.py). After a dial has failed, they are asked first for some minutes.
 """
 
 import asyncio
@@ -55,32 +55,37 @@ HASH_BYTES = 32
 MAX_REQUEST_BYTES = HASH_BYTES + MAX_PEER_ID_CHARS
 
 HEAD_START_S = 0.5
-"""Seconds in which only the author is asked, where it has to be dialled first: who answers does so sooner."""
+"""Seconds in which only the author is asked, if it has to be dialled first: an author that can answer does so
+sooner."""
 
 HOLDERS_ASKED = 4
-"""Connected peers that are asked for one body, one after the other. None is waited for, nor is a connected
-author: the next is asked when one takes longer than HEAD_START_S and what a slow line needs for the body."""
+"""Connected peers that are asked for one body, one after the other. If one of them, or a connected author,
+takes longer than HEAD_START_S plus the time that a slow line needs for the body, the next is asked as
+well."""
 
 LOOK_AGAIN_S = 0.2
-"""Who is connected is looked up once more, this long after the last time, where a body cannot be had for want
-of it: a home asks and announces in the second in which it comes, and is not to be told "not here"."""
+"""Least seconds between two looks at the connections, if a body is out of reach without a new one: a home
+asks and announces within a second of connecting, and must not be told "not here"."""
 
 SLOW_LINE_BYTES_PER_S = 256.0 * 1024
-"""Rate of a home's narrow line. To ask another for what is on its way would make it narrower."""
+"""Rate of a narrow home line. Asking another peer for a body that is already on its way would narrow it
+further."""
 
 UPLOAD_BURST_S = 4.0
-"""Seconds' worth of upload that may be used at once: after a round everybody asks at the same time. Two
-bodies at least, as the last half of it is for those who give: a slower upload would let none through."""
+"""Seconds' worth of upload that may be used at once: after a round everybody asks at the same time. It is at
+least two bodies, because the last half is kept for peers that give: with less, a slow upload would let no
+body through."""
 
 DOWNLOAD_BURST_S = 4.0
-"""Seconds' worth of download that may be used at once. What one body takes beyond it is made up for."""
+"""Seconds' worth of download that may be used at once. Whatever a body takes beyond that is made up for."""
 
 FOREIGN_PART = 4
-"""Others' bodies may take up a quarter of what our own may: ours are asked for more often."""
+"""Others' bodies may take a quarter of the room that our own may: ours are asked for more often."""
 
 
 class BodyTransfer:
-    """Serves the bodies we have, fetches those we want, and hands on those of peers that nobody can dial."""
+    """Serves the bodies that we have, fetches those that we want, and hands on those of peers that nobody can
+    dial."""
 
     def __init__(
         self,
@@ -92,7 +97,7 @@ class BodyTransfer:
         rng: random.Random,
         shelf: Shelf | None = None,
     ) -> None:
-        """`shelf`: the library's, whose bodies are served, too."""
+        """`shelf`: the library's, whose bodies are also served."""
         self._host = host
         self._ledger = ledger
         self._clock = clock
@@ -110,20 +115,20 @@ class BodyTransfer:
         self._vain_asks = TokenBucket(VAIN_ASKS_PER_S, VAIN_ASKS_BURST)
         self._looking = asyncio.Lock()
         self._looked_at = 0.0
-        """When we learnt who is connected, on the loop's clock."""
+        """Time at which we last learnt which peers are connected, on the loop's clock."""
 
     async def serve(self) -> None:
-        """Starts to answer requests. Raises NetworkError."""
+        """Starts answering requests. Raises NetworkError."""
         await self._host.serve(BODY_PROTOCOL, self.answer, max_request_bytes=MAX_REQUEST_BYTES)
 
     def set_connected(self, peers: Collection[str]) -> None:
-        """Set the peers that we are connected to."""
+        """Sets the peers that we are connected to."""
         self._looked_at = asyncio.get_running_loop().time()
         self.routes.connected = frozenset(peers)
         self.holder.set_connected(peers)
 
     async def _look_again(self) -> None:
-        """See who has come since somebody looked: once, however many want to know."""
+        """Looks up the connections again; concurrent callers share one look-up."""
         loop = asyncio.get_running_loop()
         wanted_at = loop.time()
         async with self._looking:
@@ -136,7 +141,7 @@ class BodyTransfer:
                 logger.debug("cannot list connected peers: %s", error)
 
     async def answer(self, peer: str, request: bytes) -> bytes:
-        """Return the body that a peer asks for, or nothing."""
+        """Returns the body that a peer asks for, or nothing."""
         now, reputation = self._clock(), self._ledger.reputation
         if not self.hears(peer):
             return b""
@@ -146,7 +151,7 @@ class BodyTransfer:
             self._ledger.drop(rejected.reason, peer, rejected.detail)
             return b""
         body = self._held(body_hash)
-        # Nothing is fetched for whom we could not hand it to: the cap of our upload bounds that, too.
+        # Nothing is fetched for a peer that we could not hand it to, so our upload cap bounds this as well.
         if not self._may_take(peer, 0 if body is None else len(body)):
             return b""
         if body is None and author != peer and not reputation.is_banned(author, now):
@@ -160,8 +165,8 @@ class BodyTransfer:
         return given
 
     def hears(self, peer: str) -> bool:
-        """Return True if this peer may ask us something now, and use up one of its requests. Else it is
-        counted why not."""
+        """Returns True if this peer may ask us something now, which uses up one of its requests. Otherwise
+        counts why it may not."""
         now, reputation = self._clock(), self._ledger.reputation
         if reputation.is_banned(peer, now):
             self._ledger.drop(Reason.BANNED, peer)
@@ -172,7 +177,8 @@ class BodyTransfer:
         return True
 
     def give(self, peer: str, data: bytes) -> bytes:
-        """Return what a peer is to have, out of the cap of our upload; nothing where that is used up."""
+        """Returns the data for a peer and charges it to our upload cap; returns nothing if the cap is used
+        up."""
         if not self._may_take(peer, len(data)):
             return b""
         self._upload.owe(len(data))
@@ -182,17 +188,17 @@ class BodyTransfer:
 
     @property
     def may_fetch(self) -> bool:
-        """True if our download is not used up: nothing new is fetched until then."""
+        """True while our download allowance lasts. Nothing new is fetched once it is used up."""
         return self._download is None or self._download.has(0.0, now=self._clock())
 
     def fetched(self, size_bytes: int) -> None:
-        """Counts bytes that came, as part of our download."""
+        """Counts received bytes towards our download."""
         self._ledger.bytes_in += size_bytes
         if self._download is not None:
             self._download.owe(size_bytes)
 
     async def fetch_from(self, peer: str, announcement: Announcement, *, timeout_s: float) -> bytes:
-        """Return the body of a header as this peer has it, its hash checked. Raises Rejected (unavailable,
+        """Returns the body of a header as this peer has it, its hash checked. Raises Rejected (unavailable,
         timeout) and HostDown."""
         held = self._held(announcement.header.body_hash)
         if held is not None:
@@ -203,7 +209,7 @@ class BodyTransfer:
         return body
 
     async def fetch(self, announcement: Announcement, *, timeout_s: float) -> bytes:
-        """Return the body of a header, its hash checked: from its author, or from who else has it.
+        """Returns the body of a header, its hash checked, from its author or from another peer that has it.
 
         Raises Rejected (unavailable, timeout) and HostDown.
         """
@@ -226,8 +232,8 @@ class BodyTransfer:
         return body
 
     def _may_take(self, peer: str, size_bytes: int) -> bool:
-        """Return True if our upload is not used up, or count that it is. What is left of it when much is used
-        is for those who give something, too."""
+        """Returns True if our upload is not used up, and otherwise counts that it is. Once much of it is
+        used, the rest is kept for peers that give something, too."""
         reserve = 0.0 if self._ledger.reputation.gives(peer) else self._kept_for_givers
         if self._upload.has(size_bytes + reserve, now=self._clock()):
             return True
@@ -239,9 +245,9 @@ class BodyTransfer:
         return self._shelf.body(body_hash) if found is None and self._shelf is not None else found
 
     async def _find(self, search: "_Search") -> bytes | None:
-        """Ask the author where it can be dialled, and peers that we are connected to, the likeliest first.
+        """Asks the author, unless it cannot be dialled, and then connected peers, the likeliest first.
 
-        Who takes long is not waited for: the next is asked meanwhile, and whoever gives the body first has.
+        While a slow peer is waited for, the next one is asked; the first to give the body wins.
         """
         author = search.announcement.author
         patience_s = HEAD_START_S + search.announcement.header.body_bytes / SLOW_LINE_BYTES_PER_S
@@ -259,7 +265,7 @@ class BodyTransfer:
                 ask(author)
                 await asyncio.wait(asked, timeout=patience_s if connected else HEAD_START_S)
             while (giver := next((task for task in asked if task.done() and task.result()), None)) is None:
-                # Names of authors that nobody can reach cost nothing; what is asked in vain is bounded.
+                # Author names that nobody can reach cost nothing to make up, so vain requests are bounded.
                 if left and not (newcomer and not self._vain_asks.has(now=self._clock())):
                     self._vain_asks.owe(float(newcomer))
                     ask(left.pop(0))
@@ -288,7 +294,7 @@ class BodyTransfer:
         return body
 
     async def _ask(self, peer: str, search: "_Search", patience_s: float) -> bytes | None:
-        """Ask one peer. Notes in `search` why there is no body."""
+        """Asks one peer. Notes in `search` why there is no body."""
         header, author, body = search.announcement.header, search.announcement.author, None
         try:
             body = await self._request(peer, author, header.body_hash, header.body_bytes, patience_s)
@@ -304,7 +310,7 @@ class BodyTransfer:
         return body
 
     async def _pull(self, author: str, body_hash: bytes, size_bytes: int) -> bytes | None:
-        """Fetch a body that others want from its author, and keep it for them."""
+        """Fetches a body that others want from its author, and keeps it for them."""
         if not self.may_fetch:
             return None
         try:
@@ -320,7 +326,8 @@ class BodyTransfer:
     async def _request(
         self, peer: str, author: str, body_hash: bytes, size_bytes: int, timeout_s: float
     ) -> bytes | None:
-        """Return the body as one peer gives it, or None. Raises HostDown, RequestTimeout, PeerUnreachable."""
+        """Returns the body as one peer gives it, or None. Raises HostDown, RequestTimeout,
+        PeerUnreachable."""
         if timeout_s <= 0 or not self._ledger.reputation.ask(peer, self._clock()):
             return None
         request = body_hash + author.encode()
@@ -331,7 +338,7 @@ class BodyTransfer:
         except (HostDown, RequestTimeout, PeerUnreachable):
             raise
         except MessageTooLarge:
-            # An author may announce another size to us than to who holds its body, who is not to blame.
+            # An author may announce another size to us than to the holder of its body, which is not to blame.
             if peer == author:
                 self._ledger.drop(Reason.WRONG_BODY, peer)
             return None
@@ -348,14 +355,14 @@ class BodyTransfer:
 
 @dataclass(slots=True)
 class _Search:
-    """The search for one body, so far."""
+    """The state of the search for one body."""
 
     announcement: Announcement
     deadline: float
     timed_out: bool = False
     host_down: HostDown | None = None
     in_vain: bool = True
-    """The author was not reached, as far as we tried."""
+    """True as long as the author was not reached."""
 
     @property
     def left_s(self) -> float:
@@ -363,7 +370,7 @@ class _Search:
 
 
 def read_request(request: bytes) -> tuple[bytes, str]:
-    """Return the hash and the author of a request. Raises Rejected: bad_request."""
+    """Returns the hash and the author of a request. Raises Rejected: bad_request."""
     try:
         author = check_peer_id(request[HASH_BYTES:].decode("ascii"))
     except (UnicodeDecodeError, NetworkError) as error:

@@ -2,9 +2,9 @@
 
 pool -> choose -> [Fetcher]: BodyTransfer.fetch -> Judge -> buffer -> Exchange.collect
 
-It fetches as many groups as somebody waits for and no more, and at most one at a time from each author: a
-silent peer delays itself, and all who are new or slow delay only one another (selection.py). What comes from
-a policy of this process is chosen likewise, and is there already.
+It fetches only as many groups as are wanted, and from each author one at a time (two from a proven one): a
+silent peer delays itself, and new or slow authors delay only each other (selection.py). Groups of a policy of
+this process are chosen in the same way, but need not be fetched.
 """
 
 import asyncio
@@ -59,26 +59,25 @@ from swarmnode.types import ExampleKey, RolloutGroup
 logger = logging.getLogger(__name__)
 
 TICK_S = 1.0
-"""Seconds between two looks for stale headers and for peers whose pause is over, when nothing else
-happens."""
+"""Seconds between two checks for stale headers and for peers whose pause is over, if nothing else happens."""
 
 FETCHES_OF_PROVEN = 2
 """Fetches from one proven author at the same time. Behind routers a body takes twice as many steps, and in a
-swarm of two there is nobody else to ask meanwhile."""
+swarm of two no other author can be asked meanwhile."""
 
 RECENT_S = 300.0
-"""An author who gave us a group within this time counts among those we share a draw between."""
+"""Seconds for which an author that gave us a group counts among those that share a draw."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetch:
-    """A group that is fetched or judged."""
+    """A group that is being fetched or judged."""
 
     announcement: Announcement
     trust: Trust
-    """Its author's when the fetch began."""
+    """Trust in its author when the fetch began."""
     began: float
-    """On the loop's clock."""
+    """Start of the fetch, on the loop's clock."""
 
 
 class Fetcher:
@@ -102,41 +101,41 @@ class Fetcher:
         self._unfit = UnfitTasks()
         self.seen = RecentlySeen(max_keys=MAX_SEEN, ttl_s=self._settings.max_age_s + MAX_CLOCK_SKEW_S)
         self.needs: Mapping[str, float] = {}
-        """Our need of each task, by its name (selection.choose_header)."""
+        """Our need of each task, by its name (see selection.choose_header)."""
         self.answered = BoundedDict[ExampleKey, None](MAX_ANSWERED)
-        """Examples that we have answered, or are about to, the last MAX_ANSWERED of them."""
+        """Examples that we have answered or are about to answer, the last MAX_ANSWERED of them."""
         self._target = min(self._settings.prefetch_groups, buffer.capacity)
         self._vain = TokenBucket(VAIN_BYTES_PER_S, VAIN_BYTES_BURST)
         """Bytes that newcomers may still give us in vain."""
         self._vain_dials = TokenBucket(VAIN_DIALS_PER_S, VAIN_DIALS_BURST)
-        """Allowance of newcomers to ask in vain whom we hold no connection to."""
+        """Vain requests that we may still make of newcomers without a connection to us."""
         self._fetching: dict[Fetch, None] = {}
         self._gave_at: dict[str, float] = {}
-        """When an author gave us a group, for those who did lately."""
+        """Time at which each author last gave us a group, if that was lately."""
         self._swept_at = 0.0
         self._woken = asyncio.Event()
         self._progress = asyncio.Event()
 
     def wake(self) -> None:
-        """Look at the pool again: it or the demand has changed."""
+        """Has the pool looked at again: it or the demand has changed."""
         self._woken.set()
 
     def note_answered(self, examples: Iterable[ExampleKey]) -> None:
-        """Note examples that we have answered, or are about to."""
+        """Notes examples that we have answered or are about to answer."""
         for key in examples:
             self.answered[key] = None
 
     def want(self, groups: int) -> None:
-        """Keep this many groups in the buffer from now on, and a few ahead; none at all for 0."""
+        """Keeps this many groups in the buffer from now on, and a few ahead; none at all for 0."""
         ahead = groups + self._settings.prefetch_groups if groups else 0
         self._target = min(ahead, self._buffer.capacity)
         self.wake()
 
     async def wait_for(self, groups: int) -> None:
-        """Return once so many groups could be drawn, or as many as the shares of those we know allow, or
-        nothing more is on its way.
+        """Returns once this many groups can be drawn, or as many as the shares of known authors allow, or
+        once nothing more is on its way.
 
-        Without the last, nodes that are equally fast would wait for each other's next round.
+        Without the last condition, equally fast nodes would wait for each other's next round.
         """
         self._drop_stale_groups()
         while self.drawable(groups) < self._within_reach(groups):
@@ -149,11 +148,11 @@ class Fetcher:
                 return
 
     def drawable(self, groups: int) -> int:
-        """Returns the number of groups that a draw of so many would give now."""
+        """Returns the number of groups that a draw of `groups` would give now."""
         return drawable(self._buffer.by_author, self._context.trust_of, groups, len(self._known()))
 
     def draw(self, groups: int) -> list[RolloutGroup]:
-        """Take up to so many groups out of the buffer, each author within its share."""
+        """Takes up to this many groups out of the buffer, each author within its share."""
         self._drop_stale_groups()
         return self._buffer.draw(
             groups, self._context.rng, trust_of=self._context.trust_of, known=len(self._known())
@@ -166,14 +165,15 @@ class Fetcher:
         return drawable(dict.fromkeys(known, groups), self._context.trust_of, groups, len(known))
 
     def _known(self) -> set[str]:
-        """Authors that groups were accepted from and that are heard now, or gave us one lately."""
+        """Returns the authors with accepted groups that have headers or groups waiting, or gave us a group
+        lately."""
         now, givers = self._context.clock(), self._ledger.reputation.givers
         self._gave_at = {author: at for author, at in self._gave_at.items() if now - at <= RECENT_S}
         heard = (author for author in self._pool.waiting if author in givers)
         return {*self._gave_at, *self._buffer.by_author, *heard}
 
     async def run(self) -> None:
-        """Fetch until cancelled."""
+        """Fetches until cancelled."""
         async with asyncio.TaskGroup() as fetches:
             while True:
                 with suppress(TimeoutError):
@@ -192,7 +192,7 @@ class Fetcher:
             if chosen is None:
                 return
             headers = self._usable(chosen.author)
-            # What others answered to an example of ours says most about our own answers to it.
+            # Other answers to an example that we answered say the most about our own.
             headers = [one for one in headers if one.header.key in self.answered] or headers
             tasks = [waiting.header.task for waiting in headers]
             announcement = headers[choose_header(tasks, self.needs, self._context.rng)]
@@ -213,8 +213,8 @@ class Fetcher:
             self._ledger.let_go(Reason(rejected.reason))
 
     def _running(self) -> "Counter[Trust]":
-        """Fetches under way. One of a proven author that takes long counts as that of a slow one: others need
-        not wait until it is given up."""
+        """Counts the fetches under way by trust. A fetch from a proven author that takes long counts as one
+        from a slow author, so that others need not wait until it is given up."""
         now = _now_s()
         return Counter(
             "slow" if fetch.trust == "proven" and now - fetch.began > SLOW_S else fetch.trust
@@ -222,8 +222,8 @@ class Fetcher:
         )
 
     def _has_room(self) -> bool:
-        """Returns True if one more may be fetched. What newcomers and slow authors are fetched for may never
-        come, so it does not count as being there."""
+        """Returns True if one more group may be fetched. Fetches from newcomers and slow authors may never
+        succeed, so they do not count towards the target."""
         if self._judge.stuck >= MAX_STUCK_JUDGEMENTS or not self._bodies.may_fetch:
             return False
         running = self._running()
@@ -232,7 +232,7 @@ class Fetcher:
         return self.drawable(self._target) + running["proven"] < self._target
 
     def _candidates(self) -> list[Candidate]:
-        """Authors with headers waiting who may be asked now."""
+        """Returns the authors with headers waiting that may be asked now."""
         slots, running, known = self._settings.fetch_concurrency, self._running(), len(self._known())
         full = {trust for trust, count in running.items() if count >= slots_of(trust, slots)}
         full |= {trust for trust in ("slow", "newcomer", "proven") if not self._may_judge(trust)}
@@ -241,7 +241,7 @@ class Fetcher:
         share = author_share(self._target, known)
         reputation = self._ledger.reputation
         waiting = list(self._pool.waiting)
-        # A crowd of them is not looked at one by one, hundreds of times a second.
+        # A crowd of newcomers is not examined one by one, hundreds of times a second.
         if "newcomer" in full:
             waiting = [
                 one for one in waiting if one in reputation.givers or one in self._context.neighbourhood
@@ -271,7 +271,7 @@ class Fetcher:
         ]
 
     def _usable(self, author: str) -> Sequence[Announcement]:
-        """An author's headers of tasks that are not given up."""
+        """Returns an author's headers without those of tasks that are given up."""
         headers = self._pool.waiting[author]
         trust = self._context.trust_of(author)
         if trust == "neighbour":
@@ -283,7 +283,7 @@ class Fetcher:
         return self._judge_time.is_left(trust, _now_s())
 
     def _hears_newcomers(self) -> bool:
-        """Returns True if there is room for a group of newcomers, and they have not given us too much in
+        """Returns True if there is room for a newcomer's group, and newcomers have not given us too much in
         vain."""
         waiting = self._buffer.by_author
         trusts = {author: self._context.trust_of(author) for author in waiting}
@@ -316,9 +316,10 @@ class Fetcher:
         *,
         payer: str | None,
     ) -> list[CheckedBody | Rejected]:
-        """Returns what came of the first of these headers and bodies, as many as LOOK_S has room for: drawn
-        again, read and scored here. `took` is called with the seconds of that, which come out of the judge's
-        time for `payer`; None: they are our own. Raises Rejected where the judge gives nothing at all."""
+        """Judges the first of these headers and bodies, as many as fit into LOOK_S, and returns their
+        results: each is drawn again, read and scored here. `took` is called with the seconds spent, which
+        come out of the judge's time for `payer`; None: the groups are our own. Raises Rejected if the judge
+        gives no result at all."""
 
         def judged(seconds: float) -> None:
             took(seconds)
@@ -332,7 +333,7 @@ class Fetcher:
         return found
 
     def may_be_judged(self, payer: str) -> bool:
-        """Return True if our judge has time left for this peer."""
+        """Returns True if our judge has time left for this peer."""
         return (
             self._may_judge(self._context.trust_of(payer))
             and self._ledger.reputation.has_judge_time(payer, _now_s())
@@ -341,7 +342,8 @@ class Fetcher:
         )
 
     async def _acquire(self, fetch: Fetch) -> None:
-        """The whole way of one group. The peer boundary: nothing that happens here reaches anything else."""
+        """Takes one group from its header to the buffer. The peer boundary: nothing that happens here affects
+        others."""
         announcement, reputation = fetch.announcement, self._ledger.reputation
         author = announcement.author
         began, body, took_s = _now_s(), b"", 0.0
@@ -364,7 +366,7 @@ class Fetcher:
             self._was_in_vain(author, rejected.reason, len(body))
             self._ledger.drop(rejected.reason, author, rejected.detail)
         except HostDown:
-            # Nobody's fault and nothing lost: the header waits for the host to come back.
+            # Nobody is at fault and nothing is lost: the header waits for the host to come back.
             await asyncio.sleep(TICK_S)
             self._pool.add(announcement)
         except Exception:
@@ -397,7 +399,7 @@ class Fetcher:
         return min(self._settings.fetch_timeout_s, NEWCOMER_PATIENCE_S * 2.0**tried)
 
     def _was_in_vain(self, author: str, reason: str, size_bytes: int) -> None:
-        """A fetch gave us nothing: pause before the next, and count what it cost."""
+        """Handles a fetch that gave us nothing: pauses before the next, and counts its cost."""
         if reason in (Reason.JUDGE_STUCK, Reason.JUDGE_BUSY):
             return
         is_new = self._context.trust_of(author) == "newcomer"
@@ -406,7 +408,7 @@ class Fetcher:
         if is_new:
             self._vain.owe(size_bytes)
             self._vain_dials.owe(not self._bodies.routes.leads_to(author))
-        # Our judge may have had no time for those of its answers that differ.
+        # Our judge may have had no time for the answers whose rewards differ.
         mishap = reason in (Reason.UNAVAILABLE, Reason.TIMEOUT, Reason.ZERO_ADVANTAGE)
         self._ledger.reputation.did_not_deliver(author, self._context.clock(), mishap=mishap)
 
@@ -432,7 +434,8 @@ class Fetcher:
         self._gave_at[announcement.author] = now
 
     def _drop_stale(self) -> None:
-        """Once a tick, because it looks at every header in the pool and every group in the buffer."""
+        """Drops stale headers and groups once a tick, because it examines the whole pool and the whole
+        buffer."""
         now = self._context.arrive()
         if 0 <= now.at - self._swept_at < TICK_S:
             return
@@ -446,7 +449,7 @@ class Fetcher:
 
 
 def _checked(groups: Sequence[tuple[Announcement, bytes]], rules: BodyRules) -> list[CheckedBody | Rejected]:
-    """Blocks while the tasks work."""
+    """Returns the results for the first groups, as many as fit into LOOK_S. Blocks while the tasks work."""
     found: list[CheckedBody | Rejected] = []
     began = rules.clock()
     for announcement, body in groups:

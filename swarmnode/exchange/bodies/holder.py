@@ -1,18 +1,19 @@
-"""Bodies that a node hands on: content is reachable, the machine it comes from need not be.
+"""Bodies that a node hands on: their content can be reached even if their author's machine cannot.
 
 gossip -> [Holder.heard] who announced what
 request -> BodyTransfer.answer -> [Holder.pull] -> the author, over the connection that it opened -> store
 
-Two homes behind their routers cannot dial each other, but both have dialled somebody: a seed, or a node with
-a forwarded port. A connection has two directions, so whoever is connected to both can fetch a body from its
-author and hand it to who asks. A body is fetched when it is first asked for, once however many ask, and kept
-in a bounded store. Its hash is checked here and again by whoever gets it, so a holder need not be believed.
+Two homes behind their routers cannot dial each other, but both have dialled some peer: a seed, or a node with
+a forwarded port. A connection has two directions, so a peer connected to both can fetch a body from its
+author and hand it to the other. A body is fetched when it is first asked for, once however many peers ask,
+and kept in a bounded store. Its hash is checked here and again by the receiver, so a holder need not be
+trusted.
 
-A holder dials nobody on behalf of others, and fetches only what the author itself announced lately: names
-that somebody makes up cost one look into a table. What one author can make us remember is bounded, and only
-of peers that we are connected to is anything remembered at all. Announcing costs nothing and an identity
-neither, so authors who announce and do not deliver keep from others neither memory nor places: those who gave
-us a body have most of the places, and nobody has more time of them than its own allowance.
+A holder dials nobody on behalf of others, and fetches only bodies that the author itself announced lately: a
+made-up name costs one table look-up. The memory for one author is bounded, and only connected peers are
+remembered at all. Announcing costs nothing, and neither does an identity, so authors that announce and do not
+deliver must not take memory or places from others: authors that gave us a body have most of the places, and
+none occupies them for longer than its own allowance.
 """
 
 import asyncio
@@ -31,44 +32,46 @@ from swarmnode.token_bucket import TokenBucket
 logger = logging.getLogger(__name__)
 
 MAX_ANNOUNCED_PER_AUTHOR = 128
-"""Bodies of one author that may be asked of us: some rounds' worth. Older headers are hardly selected."""
+"""Bodies of one author that others may ask us for: some rounds' worth. Older headers are hardly ever
+selected."""
 
 MAX_AUTHORS = 512
-"""Connected authors whose announcements are remembered, some 8 MiB when all of them announce without end."""
+"""Connected authors whose announcements are remembered: some 8 MiB if all of them announce without end."""
 
 MAX_EARLY = 256
-"""Announcements of peers that, as far as we know, are not connected: who has just come announces, too."""
+"""Announcements kept from peers that do not seem to be connected: a peer that has just connected announces,
+too."""
 
 PULL_S = 5.0
-"""Seconds within which an author has to give us a body that others ask us for. Who asked may have gone by
-then: the body is there when it asks again."""
+"""Seconds within which an author has to give us a body that others ask us for. The asker may be gone by then,
+but finds the body when it asks again."""
 
 MAX_PULLS = 64
-"""Bodies that are fetched for others at the same time: 2 MiB of usual ones."""
+"""Bodies fetched for others at the same time: 2 MiB of usual ones."""
 
 MAX_PULLS_OF_STRANGERS = 16
-"""So many of them from authors that have not given us a body yet, one from each."""
+"""Most of these that are from authors that have not given us a body yet, one from each."""
 
 MAX_PULLS_PER_AUTHOR = 4
 """Bodies fetched at the same time from one author that has given us one."""
 
 MAX_WAITING = MAX_STREAMS // 2
-"""Askers that wait at the same time, in half of the places for streams: one that is worked on makes no room
-for another, however long the author is silent. Further ones are told "not here" at once."""
+"""Askers that wait at the same time, in half of the places for streams: a stream that is worked on makes no
+room for another, however long the author is silent. Further askers are told "not here" at once."""
 
 MAX_WAITING_FOR_STRANGERS = MAX_WAITING // 2
 
 WAITS_S_PER_S = 0.5
-"""Seconds that we wait for one author in vain, or longer than SLOW_S for what it gives, in each second."""
+"""Seconds in each second that we wait for one author in vain, or beyond SLOW_S for a body that it gives."""
 
 WAITS_BURST_S = PULL_S
-"""It may be let down by its line once; then others are served first."""
+"""An author's line may fail it once; then others are served first."""
 
 MAX_TRIES = 2
-"""Vain tries to fetch one body: nobody may have us ask an author in vain for ever."""
+"""Failed tries to fetch one body: nobody may make us ask an author in vain for ever."""
 
 Pull = Callable[[str, bytes, int], Awaitable[bytes | None]]
-"""Fetches the body with a hash and a size from its author; None where there is none."""
+"""Called with (author, hash, size in bytes); returns the body from its author, or None if there is none."""
 
 
 @dataclass(slots=True)
@@ -79,7 +82,7 @@ class Announced:
     created_ms: int
     """By the author's clock."""
     tries: int = MAX_TRIES
-    """Vain tries that are left."""
+    """Failed tries that are left."""
 
 
 @dataclass(slots=True)
@@ -88,14 +91,14 @@ class Author:
 
     bodies: dict[bytes, Announced] = field(default_factory=dict[bytes, Announced])
     pulls: int = 0
-    """Under way."""
+    """Fetches under way."""
     gave: bool = False
-    """We have had a body of it."""
+    """True once it has given us a body."""
     waits: TokenBucket = field(default_factory=lambda: TokenBucket(WAITS_S_PER_S, WAITS_BURST_S))
     """Seconds that we may still wait for it in vain."""
 
     def remember(self, body_hash: bytes, announced: Announced) -> None:
-        """Keep one more body. The oldest by the author's own clock leaves: anybody may send old headers of
+        """Keeps one more body. The oldest by the author's own clock leaves: anybody may send old headers of
         others again, and they must not displace new ones."""
         self.bodies.setdefault(body_hash, announced)
         if len(self.bodies) > MAX_ANNOUNCED_PER_AUTHOR:
@@ -103,7 +106,7 @@ class Author:
 
 
 class Holder:
-    """Knows what connected authors announced, and fetches it from them when others ask."""
+    """Knows the bodies that connected authors announced, and fetches them when others ask."""
 
     def __init__(self, pull: Pull) -> None:
         self._pull = pull
@@ -117,7 +120,7 @@ class Holder:
         """Bodies that we fetched because others asked for them."""
 
     def set_connected(self, peers: Collection[str]) -> None:
-        """Set the peers that we are connected to. What others announced is forgotten."""
+        """Sets the peers that we are connected to. Announcements of all others are forgotten."""
         came, self._connected = frozenset(peers) - self._connected, frozenset(peers)
         for author in self._authors.keys() - self._connected:
             del self._authors[author]
@@ -128,10 +131,10 @@ class Holder:
                 self.heard(message)
 
     def heard(self, message: Message) -> None:
-        """Remember the body that a gossiped header announces, if we could fetch it.
+        """Remembers the body that a gossiped header announces, if we could fetch it.
 
-        The signature inside is not checked: the network has checked that the sender is who it says, and what
-        is fetched must have the hash that it announced.
+        The signature inside is not checked: the network has verified the sender, and a fetched body must have
+        the announced hash.
         """
         author = message.sender
         if len(message.data) > MAX_HEADER_BYTES:
@@ -149,12 +152,12 @@ class Holder:
         self._authors.move_to_end(author)
         known.remember(header.body_hash, Announced(header.body_bytes, header.created_ms))
         if len(self._authors) > MAX_AUTHORS:
-            # Who gave something stays; strangers displace each other.
+            # Authors that gave us a body stay; strangers displace each other.
             strangers = (name for name, one in self._authors.items() if not one.gave)
             del self._authors[next(strangers, next(iter(self._authors)))]
 
     async def run(self) -> None:
-        """Fetch for others until cancelled. While it does not run, nothing is fetched for anybody."""
+        """Fetches for others until cancelled. While it does not run, nothing is fetched for anybody."""
         async with asyncio.TaskGroup() as self._tasks:
             try:
                 await asyncio.Event().wait()
@@ -162,7 +165,7 @@ class Holder:
                 self._tasks = None
 
     async def pull(self, author: str, body_hash: bytes) -> bytes | None:
-        """Return the body that `author` announced under this hash, or None where we cannot get it."""
+        """Returns the body that `author` announced under this hash, or None if we cannot get it."""
         known = self._authors.get(author)
         announced = None if known is None else known.bodies.get(body_hash)
         if known is None or announced is None or not announced.tries:
@@ -177,8 +180,8 @@ class Holder:
             if self._tasks is None or not self._has_place(known):
                 return None
             running = self._begin(self._tasks, author, known, body_hash, announced)
-        # Who asked may go away; the others, and whoever asks next, still want it. And where we stop, it is us
-        # who stop, not they.
+        # If the asker goes away, the fetch goes on: other and later askers still want the body. If this
+        # holder stops, the fetch is cancelled, but its askers are not.
         self._waiting += 1
         self._waiting_for_strangers += stranger
         try:

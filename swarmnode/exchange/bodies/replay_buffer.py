@@ -2,8 +2,8 @@
 
 Fetcher -> [ReplayBuffer] -> Exchange.collect -> trainer
 
-A group enters once, ages by our policy version and by time, and leaves drawn, stale or displaced: the methods
-say how many left and why, so that nothing leaves silently.
+A group enters once, ages by our policy version and by time, and leaves when it is drawn, stale or displaced.
+The methods return how many left and why, so that no group leaves silently.
 """
 
 import random
@@ -33,7 +33,7 @@ class Accepted:
 
 
 class ReplayBuffer:
-    """Accepted groups until they are drawn: at most `capacity`, and not too many of them by one author."""
+    """Holds accepted groups until they are drawn: at most `capacity`, and not too many by one author."""
 
     def __init__(self, settings: ExchangeSettings) -> None:
         self.capacity = capacity = settings.buffer_groups
@@ -51,7 +51,8 @@ class ReplayBuffer:
         return self._by_author
 
     def add(self, accepted: Accepted) -> Reason | None:
-        """Put a group in; returns why another left for it, if one did: the oldest of its author or of all."""
+        """Adds a group. If another one had to leave for it (the oldest of its author, or of all), returns
+        why."""
         self._groups.append(accepted)
         self._by_author[accepted.author] += 1
         if self._by_author[accepted.author] > self._max_per_author:
@@ -63,12 +64,12 @@ class ReplayBuffer:
         return None
 
     def has_room_for(self, author: str, *, coming: int = 0) -> bool:
-        """Returns True if one more group of this author would not displace another of the same author,
-        `coming` ones included."""
+        """Returns True if one more group of this author, after `coming` ones, would not displace another of
+        its own."""
         return self._by_author[author] + coming < self._max_per_author
 
     def drop_stale(self, now: Arrival) -> int:
-        """Let go of groups that are too old by now; returns how many."""
+        """Drops the groups that are too old by now. Returns how many."""
         before = len(self._groups)
         self._keep([one for one in self._groups if is_fresh(one.announcement.arrival, now, self._settings)])
         return before - len(self._groups)
@@ -76,7 +77,7 @@ class ReplayBuffer:
     def draw(
         self, count: int, rng: random.Random, *, trust_of: Callable[[str], Trust], known: int
     ) -> list[RolloutGroup]:
-        """Take out up to `count` groups, as `selection.draw` has it."""
+        """Takes out up to `count` groups, as `selection.draw` chooses them."""
         authors = [accepted.author for accepted in self._groups]
         drawn = set(draw(authors, trust_of, count, known, rng))
         groups = [accepted.group for place, accepted in enumerate(self._groups) if place in drawn]

@@ -1,25 +1,26 @@
-"""Which headers to fetch, which groups to draw, how long to wait: pure decisions.
+"""Decides which headers to fetch, which groups to draw, and how long to wait; all of it is pure.
 
 pool -> [choose] -> Fetcher;   buffer -> [draw] -> trainer;   pool, buffer -> [is_fresh] -> leave or stay
 
-The paper's rule (SAPO section 5) is to leave out groups without advantage and to sample uniformly over all
-others. It is made for a swarm whose members are known. Here an identity costs nothing, so the same rule is
-applied to authors who earned it, and what everybody else may take is bounded together, not one by one:
+The paper's rule (SAPO section 5) is to leave out groups without advantage and to sample uniformly from all
+others. It assumes a swarm whose members are known. Here an identity costs nothing, so the rule applies to
+authors that have earned it, and the part of all others is bounded for all of them together, not one by one:
 
-- An author is *proven* once PROVEN_AFTER groups were accepted from it, *slow* when it is proven but let us
-  wait or down the last time, and a *newcomer* otherwise. Slow authors together and newcomers together each
-  have a share of the fetches under way; the rest is for proven ones. A thousand identities that announce and
-  never deliver occupy as much as one.
-- Among proven authors, and among slow ones, each is as likely as any other and then each of its headers: a
-  node that announces a thousand headers is no likelier to be heard than one that announces ten. Only those
-  whose groups take our judge longer are asked the less often for it, so that each has the same time of it.
-- Newcomers are tried in order of what they cost: those we fetched from before, those who failed least often,
-  those we hold a connection to (a connection is not free), and by lot among equals.
-- Which of an author's headers is fetched follows our own need: rather tasks that we fail on. The author is
-  chosen before, so nobody is heard more for announcing what we need, or more of it.
+- An author is *proven* once PROVEN_AFTER groups were accepted from it, *slow* if it is proven but was late or
+  delivered nothing the last time, and a *newcomer* otherwise. Slow authors together and newcomers together
+  each have a share of the fetches under way; the rest is for proven ones. A thousand identities that announce
+  and never deliver occupy as much as one.
+- All proven authors are equally likely to be chosen, and so are all slow ones; then one of the author's
+  headers is chosen. A node that announces a thousand headers is no likelier to be heard than one that
+  announces ten. Only authors whose groups take our judge longer are asked less often, so that each has the
+  same time of it.
+- Newcomers are tried in order of their cost: fewest failures in a row, then groups that are quick to judge,
+  then most groups accepted, then a connection to us (which is not free); ties are broken by lot.
+- The choice among an author's headers follows our own need, with a preference for tasks that we fail on. The
+  author is chosen first, so nobody is heard more for announcing what we need, or more of it.
 - In a draw each author has a share, and newcomers together have one.
 
-Beyond the spread that the paper asks for, no claimed reward or model size enters into what is fetched or
+Apart from the spread that the paper asks for, no claimed reward or model size affects what is fetched or
 drawn: a claim costs its author nothing.
 """
 
@@ -37,7 +38,7 @@ from swarmnode.exchange.peers.reputation import Trust
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An author who has headers waiting and may be asked now."""
+    """An author that has headers waiting and may be asked now."""
 
     author: str
     trust: Trust
@@ -45,7 +46,7 @@ class Candidate:
     """Fetches in a row that gave us nothing."""
     accepted: int = 0
     connected: bool = False
-    """We hold a connection to it."""
+    """We hold a connection to it, or to the peer that gave us its last body."""
     judge_s: float = 0.0
     """Seconds that judging one of its groups takes."""
 
@@ -53,8 +54,8 @@ class Candidate:
 def choose(
     candidates: Sequence[Candidate], running: Mapping[Trust, int], slots: int, rng: random.Random
 ) -> Candidate | None:
-    """The author to fetch from next, or None when nobody may be fetched from. `running`: fetches under way by
-    the trust of their authors; `slots`: how many there may be.
+    """Returns the author to fetch from next, or None if there is none to fetch from. `running`: the fetches
+    under way, by the trust in their authors; `slots`: the most that there may be.
 
     >>> known, stranger = Candidate("known", "proven"), Candidate("stranger", "newcomer")
     >>> choose([known, stranger], {"newcomer": 1}, 4, random.Random(0))
@@ -72,13 +73,13 @@ def choose(
 
 
 def _by_time(candidates: Sequence[Candidate], rng: random.Random) -> Candidate:
-    """One of them, each as likely as the time that its groups take the judge allows."""
+    """Returns one of them at random; authors whose groups take the judge longer are less likely."""
     return rng.choices(candidates, [1 / max(THRIFTY_S, one.judge_s) for one in candidates])[0]
 
 
 def choose_header(tasks: Sequence[str], needs: Mapping[str, float], rng: random.Random) -> int:
-    """The place of one of an author's headers, whose tasks are given: each as likely as we need its task, by
-    our own measure from 0 to 1. A task that is not in `needs` is one that we know nothing of: it counts 1.
+    """Returns the index of one of an author's headers, given their tasks. Each is as likely as we need its
+    task, by our own measure from 0 to 1. A task that is not in `needs` counts 1: we know nothing about it.
 
     >>> [choose_header(["gcd", "rev"], {"gcd": 0.0, "rev": 1.0}, random.Random(seed)) for seed in range(4)]
     [1, 1, 1, 1]
@@ -97,7 +98,8 @@ def slots_of(trust: Trust, slots: int) -> int:
 
 
 def _is_free(trust: Trust, running: Mapping[Trust, int], slots: int) -> bool:
-    # Proven authors do not wait until others give up: nothing that is under way from those counts for them.
+    # Proven authors do not wait until others give up: fetches from slow authors and newcomers do not count
+    # here.
     return trust == "neighbour" or running.get(trust, 0) < slots_of(trust, slots)
 
 
@@ -110,9 +112,9 @@ def _cheapest(newcomers: Sequence[Candidate]) -> list[Candidate]:
 
 
 def author_share(groups: int, authors: int) -> int:
-    """Returns how many of so many groups one author may give, where so many authors give: a part of equal
-    size for each, for one more, and never more than a quarter. In a swarm of two that is half: the other half
-    is our own.
+    """Returns how many of `groups` groups each of `authors` authors may give: an equal part for each of them
+    and one more part, but never less than a quarter. In a swarm of two that is half: the other half is our
+    own.
 
     >>> [author_share(16, authors) for authors in (1, 2, 3, 100)], author_share(1, 3)
     ([8, 6, 4, 4], 1)
@@ -121,7 +123,7 @@ def author_share(groups: int, authors: int) -> int:
 
 
 def newcomer_share(groups: int, *, anybody_proven: bool) -> int:
-    """Returns how many of so many groups all newcomers together may give.
+    """Returns how many of `groups` groups all newcomers together may give.
 
     >>> newcomer_share(16, anybody_proven=True), newcomer_share(16, anybody_proven=False)
     (4, 8)
@@ -132,9 +134,10 @@ def newcomer_share(groups: int, *, anybody_proven: bool) -> int:
 def draw(
     authors: Sequence[str], trust_of: Callable[[str], Trust], count: int, known: int, rng: random.Random
 ) -> list[int]:
-    """Places of at most `count` groups, whose authors are given, drawn uniformly without replacement within
-    the shares of authors and of newcomers. `known`: authors we hear from who had a group accepted. Neighbours
-    have the owner that we have: they have no share to keep to.
+    """Returns the indices of at most `count` groups, given the authors of all. They are drawn uniformly
+    without replacement, within the shares of authors and of newcomers. `known`: number of authors that we
+    hear from and that had a group accepted. Neighbours have the same owner as we do, so they have no share to
+    keep to.
 
     >>> len(draw(["a", "a", "a", "a"], lambda author: "proven", 4, 1, random.Random(0)))
     2
@@ -159,7 +162,7 @@ def draw(
 
 
 def drawable(counts: Mapping[str, int], trust_of: Callable[[str], Trust], count: int, known: int) -> int:
-    """Returns how many of `count` groups `draw` would find, where each author has so many.
+    """Returns how many of `count` groups `draw` would find, given the number of each author's groups.
 
     >>> drawable({"a": 9, "b": 1}, lambda author: "proven", 4, 2)
     3
@@ -174,12 +177,13 @@ def drawable(counts: Mapping[str, int], trust_of: Callable[[str], Trust], count:
 
 
 def longest_wait_s(worked_s: float, deadline_s: float) -> float:
-    """Returns the seconds that a round may wait for others: a tenth of the time that its own work took, at
-    most `deadline_s`.
+    """Returns the seconds that a round may wait for others: a tenth of the time that its own work took, and
+    at most `deadline_s`.
 
-    Nearly everything is fetched while the round is generated and trained on, so who delivers at the usual
-    speed is there already. Whoever does not, by ill will or a thin line, costs a tenth and no more, whatever
-    it announces; its groups count for a later round, and this one is filled with own groups.
+    Nearly everything is fetched while the round is generated and trained on, so groups of authors at the
+    usual speed are already there. An author that is slower, out of ill will or over a thin line, costs a
+    tenth and no more, whatever it announces; its groups count for a later round, and this one is filled with
+    our own.
 
     >>> longest_wait_s(2.0, 5.0), longest_wait_s(300.0, 5.0)
     (0.2, 5.0)
@@ -188,7 +192,7 @@ def longest_wait_s(worked_s: float, deadline_s: float) -> float:
 
 
 def is_fresh(arrival: Arrival, now: Arrival, settings: ExchangeSettings) -> bool:
-    """Returns True if what arrived then may still be trained on now.
+    """Returns True if a group that came in at `arrival` may still be trained on at `now`.
 
     >>> is_fresh(Arrival(at=100.0, policy_version=3), Arrival(110.0, 5), ExchangeSettings())
     True

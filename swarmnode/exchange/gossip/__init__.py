@@ -1,1 +1,2 @@
-"""Headers: announced to everybody, heard from everybody, pooled until one is chosen; and asking for help."""
+"""Headers: announced to everybody, heard from everybody, and pooled until one is chosen; and asking for
+help."""

@@ -1,11 +1,11 @@
-"""Own groups, packed and signed for the swarm, or as policies of this process have them.
+"""Packs and signs our groups for the swarm, and prepares them for the other policies of this process.
 
 trainer's groups -> [compose] -> header, body -> gossip, unless nobody hears it but those policies; store
                  -> [give] -> Neighbourhood.hand
 
-This is the sending half of validation/. What no peer could use is not announced: groups that are
-unfinished, unscored or without advantage, and texts that exceed the wire's bounds. The reason is counted like
-those of strangers.
+This is the sending half of validation/. Groups that no peer could use are not announced: those that are
+unfinished, unscored or without advantage, and texts that exceed the wire's bounds. The reason is counted, as
+it is for groups of strangers.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -43,11 +43,11 @@ from swarmnode.types import Completion, RolloutGroup, one_span
 
 @dataclass(frozen=True, slots=True)
 class ModelLabel:
-    """The label of our policy, for the curiosity of others: nothing is decided by it."""
+    """The label of our policy, for information only: nothing is decided by it."""
 
     family: str
     size: int | None
-    """Parameters; None: unknown."""
+    """Number of parameters. None: unknown."""
 
 
 def compose(
@@ -59,8 +59,8 @@ def compose(
     now: float,
     for_library: bool = False,
 ) -> SignedGroup:
-    """Pack and sign a group of ours. Raises Rejected with the reason why it cannot be shared. `for_library`:
-    it is not announced, and needs no advantage."""
+    """Packs and signs a group of ours. Raises Rejected with the reason if it cannot be shared. `for_library`:
+    the group will not be announced, and needs no advantage."""
     if group.author != key.peer_id:
         raise Rejected(Reason.NOT_OURS)
     if not all(isinstance(completion.said, str) for completion in group.completions):
@@ -78,8 +78,9 @@ def compose(
 
 
 def require_readable(group: RolloutGroup, encode: Encode, max_tokens: int) -> None:
-    """Raise Rejected if a node with our tokenizer and limit would refuse the group: half of its answers or
-    more have more tokens when their text is read again than were sampled. Only answers that were cut can."""
+    """Raises Rejected if a node with our tokenizer and limit would refuse the group. That happens if half of
+    its answers or more exceed the limit when their text is tokenized again; only answers that were cut off
+    can."""
     longer = sum(
         completion.finish == "length"
         and isinstance(completion.said, str)
@@ -91,15 +92,15 @@ def require_readable(group: RolloutGroup, encode: Encode, max_tokens: int) -> No
 
 
 def resealed(header: Header, body: bytes, key: NodeKey, *, now: float) -> SignedGroup:
-    """A header of ours signed anew, for whoever did not hear it when it was."""
+    """Returns a group of ours with its header signed anew, for nodes that missed it the first time."""
     header = msgspec.structs.replace(header, created_ms=int(now * 1000))
     sealed = seal(key, HEADER_CONTEXT, encode_header(header))
     return SignedGroup(key.peer_id, header, sealed, body)
 
 
 def give(group: RolloutGroup, composed: SignedGroup) -> Given:
-    """A group of ours as the other policies of this process train on it: with the tokens that were sampled,
-    their tokenizer being ours, but as of another policy, whose log-probabilities are not theirs."""
+    """Returns a group of ours as the other policies of this process train on it. They share its tokenizer, so
+    it keeps the sampled tokens; its log-probabilities are those of another policy, so they are left out."""
     completions = tuple(
         replace(
             completion,
@@ -113,8 +114,8 @@ def give(group: RolloutGroup, composed: SignedGroup) -> Given:
 
 
 def _that_ended(group: RolloutGroup) -> RolloutGroup:
-    """An environment's group without the episodes that were cut or could not be judged: no receiver would
-    play them to an end."""
+    """Returns an environment's group without the episodes that were cut off or could not be judged: no
+    receiver would play them to an end."""
     ended = [
         place
         for place, completion in enumerate(group.completions)
@@ -136,7 +137,7 @@ def _body(group: RolloutGroup) -> Body:
 
 
 def _answer(completion: Completion) -> Answer:
-    """Returns a completion as it travels: what the policy said, turn by turn in an episode. Raises
+    """Returns a completion as it travels: the policy's text, split into turns for an episode. Raises
     Rejected."""
     said = completion.said
     if completion.finish == "abort":

@@ -1,4 +1,4 @@
-"""Gossip of an exchange: every message of its topics is handed to who hears it.
+"""The gossip of an exchange: hands every message of its topics to their hearers.
 
 Publisher -> Host.publish -> topic /swarmnode/4/<swarm>/rollouts/0 -> [HeaderGossip.run] -> Inbox -> pool
 """
@@ -37,7 +37,7 @@ class HeaderGossip:
     """Listens to topics. Subscriptions survive a restart of the host."""
 
     def __init__(self, host: Host, hearers: Mapping[str, Hear]) -> None:
-        """`hearers`: by topic, called with each message."""
+        """`hearers`: the function called with each message, by topic."""
         self._host = host
         self._hearers = hearers
         self._subscriptions: dict[str, Subscription] = {}
@@ -48,7 +48,7 @@ class HeaderGossip:
             self._subscriptions[topic] = await self._host.subscribe(topic)
 
     async def run(self) -> None:
-        """Listens to all topics, once subscribed, until cancelled or the host is closed."""
+        """Listens to all subscribed topics until cancelled or until the host is closed."""
         async with asyncio.TaskGroup() as listeners:
             for topic, subscription in self._subscriptions.items():
                 listeners.create_task(
@@ -61,9 +61,9 @@ class HeaderGossip:
                 try:
                     hear(message)
                 except Exception:
-                    # The peer boundary: whatever a message does to us, the next one is heard.
+                    # The peer boundary: whatever a message does to us, the next one is still heard.
                     logger.exception("failed to handle a message from %s", message.sender)
-                # A full queue hands out message after message without a pause; others want to run too.
+                # A full queue yields message after message without a pause; other tasks must run too.
                 await asyncio.sleep(0)
         finally:
             await subscription.aclose()

@@ -1,9 +1,9 @@
-"""Checked headers that wait to be selected. Most are not, and their bodies are never fetched.
+"""Checked headers that wait to be selected. Most never are, and their bodies are never fetched.
 
 Inbox -> [HeaderPool] -> choose -> Fetcher
 
-The pool is bounded per author and in all, so its size does not grow with the swarm. When it is full, the
-author with most headers in it loses the oldest: newcomers and quiet nodes always find room.
+The pool is bounded per author and in total, so its size does not grow with the swarm. When it is full, the
+author with the most headers in it loses its oldest: newcomers and quiet nodes always find room.
 """
 
 from collections import deque
@@ -32,7 +32,7 @@ class HeaderPool:
         return self._by_author
 
     def add(self, announcement: Announcement) -> int:
-        """Put a header in; returns how many older ones had to leave for it (0 or 1)."""
+        """Adds a header. Returns how many older ones had to leave for it (0 or 1)."""
         headers = self._by_author.setdefault(announcement.author, deque())
         headers.append(announcement)
         self._size += 1
@@ -45,12 +45,12 @@ class HeaderPool:
         return 1
 
     def remove(self, announcement: Announcement) -> None:
-        """Take out a header that is in the pool."""
+        """Removes a header that is in the pool."""
         self._by_author[announcement.author].remove(announcement)
         self._shrink(announcement.author)
 
     def keep_only(self, is_wanted: Callable[[Announcement], bool]) -> int:
-        """Drop the headers that are not wanted any more; returns how many."""
+        """Drops the headers that are no longer wanted. Returns how many."""
         before = self._size
         for author in tuple(self._by_author):
             kept = deque(announcement for announcement in self._by_author[author] if is_wanted(announcement))

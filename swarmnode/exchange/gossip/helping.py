@@ -1,20 +1,21 @@
-"""Asking for help: who is never right says so, and who knows better announces it again or tries.
+"""Asking for help: a node that is never right says so; others repeat what they found or try it themselves.
 
 node (0 of 16 on an example, 0 of 4096 on a task) -> [Helping.ask] -> topic /swarmnode/4/<swarm>/help/0
 that topic -> [Helping.hear] -> own finds of that example or task -> [Helping.answers] -> announced again
                             `-> examples of others -> [Helping.to_try] -> Node -> the learner tries them
 
-A request is a signed header of its own kind on a topic of its own: nodes that do not know it are not on that
-topic, hear nothing and punish nobody. It promises nothing and earns nothing. What it can cost us is bounded:
+A request is a signed header of its own kind on a topic of its own. Nodes that do not know this kind are not
+on that topic, so they hear nothing and punish nobody. A request promises nothing and earns nothing. Its cost
+to us is bounded:
 
-- An author has one example with us at a time, and so many requests a second; all together have so many
-  repeated headers of ours a second.
-- What is tried is drawn from our own copy of the task, is never held out, and is at most `exchange.help` of a
-  round's examples; which, is decided by lot among authors.
-- What comes back to the asker is a header as any other: fetched, drawn again and judged as always, under the
-  shares of authors and newcomers (selection.py).
+- Each author has one example with us at a time and a limited rate of requests; the rate at which we repeat
+  headers is limited for all requests together.
+- Examples to try are drawn from our own copy of the task, are never held out, and are at most `exchange.help`
+  of a round's examples; lots among authors decide which.
+- The asker receives a header like any other: fetched, drawn again and judged as always, within the shares of
+  authors and newcomers (selection.py).
 
-A header that is repeated is signed anew for the same body, so whoever has it knows it already.
+A repeated header is signed anew for the same body, so a node that has the body recognizes it.
 """
 
 from collections import deque
@@ -43,38 +44,38 @@ MAX_REQUEST_BYTES = 512
 """A signed request, whole."""
 
 MAX_AGE_S = 120.0
-"""The oldest request that is heard: by then its author has asked again."""
+"""Oldest request that is heard: by then its author has asked again."""
 
 AGAIN_S = 20.0
-"""Seconds before we ask for the same again, and before we repeat the same header."""
+"""Seconds before we repeat a request, and before we repeat a header."""
 
 MAX_ASKED = 4096
-"""Our own requests, and headers that we repeated, that are remembered."""
+"""Most of our own requests, and of headers that we repeated, that are remembered."""
 
 ASKS_PER_S, ASKS_BURST = 1.0, 8.0
-"""Requests of one author that are heard, and that we send."""
+"""Rate of the requests that we hear from one author, and that we send."""
 
 NEW_ASKS_PER_S, NEW_ASKS_BURST = 64.0, 512.0
-"""Requests of all newcomers together that are heard: identities are free, and to check a signature takes 0.2
-ms. Authors whose groups were good have their own allowance alone."""
+"""Rate of the requests that we hear from all newcomers together: identities are free, and checking a
+signature takes 0.2 ms. Authors whose groups were good are limited only by their own allowance."""
 
 ANSWERS_PER_S, ANSWERS_BURST = 4.0, 16.0
-"""Headers that we repeat, for all authors together: well under what we may announce."""
+"""Rate of the headers that we repeat, for all authors together: well below what we may announce."""
 
 ANSWERED_WITHIN_S = 60.0
-"""Seconds after a request in which groups with right answers alone are answers to it."""
+"""Seconds after a request during which groups with nothing but right answers count as replies to it."""
 
 ANSWERS_A_REQUEST = 16
 
 FINDS_PER_TASK = 64
-"""Our newest groups with a right answer that are remembered, by task."""
+"""Number of our newest groups with a right answer that are remembered for each task."""
 
 MAX_ASKERS = 256
-"""Authors whose requests wait, the oldest out."""
+"""Most authors whose requests wait; the oldest is dropped first."""
 
 
 class HelpWanted(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, kw_only=True):
-    """Somebody has answered a task, or one example of it, so many times and was never right."""
+    """A request by a node that answered a task, or one example of it, `answers` times and was never right."""
 
     protocol: int
     swarm: Name
@@ -88,7 +89,7 @@ class HelpWanted(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
     @property
     def example(self) -> ExampleKey | None:
-        """The example that is asked for; None: any of the task."""
+        """The example that help is asked for. None: any example of the task."""
         if self.seed is None or self.index is None:
             return None
         return ExampleKey(self.task, self.version, self.seed, self.index)
@@ -109,7 +110,7 @@ def help_topic_of(swarm: str) -> str:
 
 
 class Helping:
-    """Requests for help, of others and our own. Pure: messages go in and out as values."""
+    """Our own requests for help and those of others. Pure: messages go in and out as values."""
 
     def __init__(self, context: ExchangeContext) -> None:
         self._context = context
@@ -126,18 +127,19 @@ class Helping:
         self.asked = self.heard = self.answered = self.tried = self.dropped = 0
 
     def awaits(self, header: Header) -> bool:
-        """Returns True if a group of this task answers what we asked for lately, and its author says that it
-        has right answers: it is of use to us where all of them are right, too."""
+        """Returns True if the group may answer our recent request about its task. Its author must claim right
+        answers; the group is then of use to us even if all of its answers are right."""
         asked_at = self._awaited.get(header.task, -ANSWERED_WITHIN_S)
         return (header.reward_mean or 0.0) > 0 and self._context.clock() - asked_at < ANSWERED_WITHIN_S
 
     def found(self, group: RolloutGroup, header: Header) -> None:
-        """Remember a group of ours that has a right answer in it."""
+        """Remembers a group of ours if it contains a right answer."""
         if any(reward is not None and reward > 0 for reward in group.rewards):
             self._finds.setdefault(header.task, deque(maxlen=FINDS_PER_TASK)).append(header)
 
     def ask(self, task: str, version: str, answers: int, example: ExampleKey | None = None) -> bytes | None:
-        """A sealed request; None: it was made a moment ago, too many were, or the task is not exchanged."""
+        """Returns a sealed request. None if the same one was made a moment ago, if our pace is used up, or if
+        the task is not exchanged."""
         now, what = self._context.clock(), example or (task, version)
         known = self._context.tasks.get(task)
         if (
@@ -163,7 +165,7 @@ class Helping:
         return seal(self._context.key, CONTEXT, _encoder.encode(wanted))
 
     def hear(self, message: Message) -> None:
-        """Take in a request, or count that it was dropped: none costs its author anything."""
+        """Takes in a request, or counts that it was dropped; no request costs its author anything."""
         try:
             wanted = self._checked(message)
         except Rejected:
@@ -175,7 +177,7 @@ class Helping:
             self._wanted[message.sender] = example
 
     def answers(self) -> list[Header]:
-        """Takes out the headers of ours that those who asked could use, to be signed anew."""
+        """Takes out those of our headers that the askers could use, to be signed anew."""
         found: list[Header] = []
         while self._to_answer:
             _, wanted = self._to_answer.popitem(last=False)
@@ -194,8 +196,8 @@ class Helping:
         return found
 
     def to_try(self, count: int, taken: Container[ExampleKey]) -> list[ExampleKey]:
-        """Takes out at most `count` examples that others could not answer, one of an author; none that we
-        have answered."""
+        """Takes out at most `count` examples that others could not answer, one for each author and none that
+        we have answered."""
         for author in [author for author, key in self._wanted.items() if key in taken]:
             del self._wanted[author]
         authors = self._context.rng.sample(sorted(self._wanted), min(count, len(self._wanted)))
@@ -207,7 +209,7 @@ class Helping:
         return HelpStats(self.asked, self.heard, self.answered, self.tried, self.dropped)
 
     def _checked(self, message: Message) -> HelpWanted:
-        """Raises Rejected."""
+        """Returns the request in a message. Raises Rejected."""
         author, now = message.sender, self._context.clock()
         if author == self._context.key.peer_id or self._context.is_banned(author):
             raise Rejected(Reason.BANNED)
@@ -239,7 +241,7 @@ class Helping:
 
 
 def rarely_right(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
-    """The groups of a round in which no answer was right, though rewards are known."""
+    """Returns the groups of a round whose rewards are known and in which no answer was right."""
     return [
         group
         for group in groups

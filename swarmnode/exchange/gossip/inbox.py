@@ -3,11 +3,11 @@
 HeaderGossip --> [Inbox.hear] -+-> HeaderPool -> choose -> Fetcher -> ReplayBuffer -> Exchange.collect
 Neighbourhood -> [Inbox.take] -+
 
-The inbox refuses what is cheap to refuse, then checks, and the order matters. Who may not speak is turned
-away before a byte is decoded; nothing is remembered of a header until its signature has been checked; and an
-author pays only for what it said itself and lately. Anybody can send a signed message of another again once
-gossip has forgotten it, so what we have heard before costs nobody anything, and what is old comes out of a
-small allowance of all authors together.
+The inbox first refuses messages that are cheap to refuse and then checks the rest; the order matters. A peer
+that may not speak is turned away before a byte is decoded, nothing is remembered of a header until its
+signature has been checked, and an author pays only for its own recent messages. Once gossip has forgotten a
+signed message, anybody can send it again. So a message that we heard before costs nobody anything, and old
+ones come out of a small allowance that all authors share.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ from swarmnode.token_bucket import TokenBucket
 
 
 class Inbox:
-    """Hears messages, and admits to the pool what is sound and new."""
+    """Hears messages, and admits the headers that are sound and new to the pool."""
 
     def __init__(
         self,
@@ -42,9 +42,9 @@ class Inbox:
         on_admitted: Callable[[Announcement], None],
         awaits: Callable[[Header], bool],
     ) -> None:
-        """`on_admitted` is called with each header that entered the pool. What a neighbour announces does not
-        come from the network but to `take`. `awaits`: says of which right answers are wanted even if nothing
-        sets them apart (helping.py)."""
+        """`on_admitted` is called with each header that entered the pool. Headers of neighbours do not come
+        from the network but through `take`. `awaits` returns True for headers whose right answers are wanted
+        even if their rewards are all equal (helping.py)."""
         self._context, self._settings, self._ledger = context, context.settings, context.ledger
         self._pool = pool
         self._on_admitted, self._awaits = on_admitted, awaits
@@ -55,15 +55,15 @@ class Inbox:
         # A header stays valid for max_age_s by its author's clock, which may be ahead of ours.
         ttl_s = context.settings.max_age_s + MAX_CLOCK_SKEW_S
         self._heard = RecentlySeen(max_keys=MAX_SEEN, ttl_s=ttl_s)
-        """Messages whose signature was checked, whatever became of them."""
+        """Messages whose signature was checked, whether or not they were admitted."""
         self.seen = {proven: RecentlySeen(max_keys=MAX_SEEN, ttl_s=ttl_s) for proven in (False, True)}
-        """Headers that were admitted, by whether their author was proven: a flood of new names must not make
-        us forget what we heard from those we know."""
+        """Admitted headers, by whether their author was proven: a flood of new names must not make us forget
+        headers of authors that we know."""
         self.born_at = 0.0
-        """Nothing older is taken from the network: our life before a restart may have heard it."""
+        """Older headers are not taken from the network: we may have heard them before a restart."""
 
     def hear(self, message: Message) -> None:
-        """Take in one gossip message, or count why not."""
+        """Takes in one gossip message, or counts why it was not taken."""
         if message.sender in self._context.neighbourhood:
             return
         self._ledger.headers_seen += 1
@@ -74,7 +74,7 @@ class Inbox:
             self._ledger.drop(rejected.reason, message.sender, rejected.detail)
 
     def take(self, author: str, header: Header, sealed: bytes, given: Given) -> None:
-        """Take in a group of another policy of this process, if it is of use to us."""
+        """Takes in a group of another policy of this process, if we can use it."""
         self._ledger.headers_seen += 1
         try:
             check_fits(header, self._settings, self._context.tasks, spread=True)
@@ -83,7 +83,7 @@ class Inbox:
             self._ledger.let_go(Reason(rejected.reason))
 
     def admit(self, announcement: Announcement) -> None:
-        """Put a checked header into the pool. Raises Rejected: duplicate."""
+        """Adds a checked header to the pool. Raises Rejected: duplicate."""
         self._check_new(announcement)
         self.remember(announcement)
         self._ledger.headers_accepted += 1
@@ -91,8 +91,8 @@ class Inbox:
         self._on_admitted(announcement)
 
     def remember(self, announcement: Announcement) -> None:
-        """Do not take this header again, from now on for as long as what it announces is remembered: its
-        author may announce it once more because somebody asks, and is not to be blamed for a copy."""
+        """Refuses this header from now on, for as long as its group is remembered. Its author may announce it
+        again because somebody asked for help, and must not be blamed for a copy."""
         seen = self.seen[self._is_proven(announcement.author)]
         seen.renew(_identity(announcement), self._context.arrive().at)
 
@@ -126,9 +126,9 @@ class Inbox:
         self.admit(announcement)
 
     def _charge(self, announcement: Announcement) -> None:
-        """Take a new header from the allowance that it belongs to. Raises Rejected."""
+        """Takes a new header from the allowance that applies to it. Raises Rejected."""
         now, created_s = announcement.arrival.at, announcement.header.created_s
-        self.born_at = min(self.born_at, now)  # A clock that was ahead at our start may be set back since.
+        self.born_at = min(self.born_at, now)  # A clock that was ahead at our start may have been set back.
         if created_s < self.born_at:
             raise Rejected(Reason.BEFORE_OUR_TIME, f"{self.born_at - created_s:.0f} s before we started")
         if created_s >= now - LATE_S:
@@ -160,7 +160,7 @@ _SIGNED = frozenset(
         Reason.EXPIRED,
     }
 )
-"""Reasons that are found after the signature was, and that stay true of the same bytes."""
+"""Reasons that are found only after the signature was checked, and that stay true of the same bytes."""
 
 
 def _identity(announcement: Announcement) -> bytes:

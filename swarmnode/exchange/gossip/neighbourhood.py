@@ -1,10 +1,10 @@
-"""The exchanges of one process, which hand each other what they publish.
+"""The exchanges of one process, which hand each other the groups that they publish.
 
 give -> [Neighbourhood.hand] -> Inbox.take of each other policy of this process -> pool
 
 They have one owner, one model and one tokenizer, so a group is passed on as it is: nothing is fetched,
-decoded, tokenized or scored again. It is chosen among those of other authors, and ages, as any group does.
-Towards everybody else each policy is a member like any other.
+decoded, tokenized or scored again. The group is then chosen like those of other authors, and ages like any
+group. To all other nodes, each policy is a member like any other.
 """
 
 from collections.abc import Callable, Collection
@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection
 from swarmnode.exchange.messages import Given, Header
 
 Take = Callable[[str, Header, bytes, Given], None]
-"""Called with (author, header, the header as it is sealed for others, the group)."""
+"""Called with (author, header, the header as sealed for other nodes, the group)."""
 
 
 class Neighbourhood:
-    """Whose exchange runs in this process, by peer id. All of them live on one event loop."""
+    """The exchanges of this process, by peer id. All of them run on one event loop."""
 
     def __init__(self) -> None:
         self._takers: dict[str, Take] = {}
@@ -26,7 +26,7 @@ class Neighbourhood:
         return peer_id in self._takers
 
     def enter(self, peer_id: str, take: Take) -> None:
-        """Adds a member: `take` is given what the others publish from now on."""
+        """Adds a member: from now on, `take` is called with the groups that the others publish."""
         self._takers[peer_id] = take
 
     def leave(self, peer_id: str) -> None:
@@ -37,14 +37,15 @@ class Neighbourhood:
         return bool(self._takers.keys() - {peer_id})
 
     def hand(self, author: str, header: Header, sealed: bytes, given: Given) -> None:
-        """Give a group of `author` to all others."""
+        """Gives a group of `author` to all other members."""
         for peer_id, take in self._takers.items():
             if peer_id != author:
                 take(author, header, sealed, given)
 
     def is_heard_outside(self, peer_id: str, connected: Collection[str]) -> bool:
-        """Returns True if anybody else could hear us, when `peer_id` is connected to these. A header that one
-        of us gossips reaches whoever another of us is connected to, so the others' last answers count too.
+        """Returns True if a peer outside this process could hear us, while `peer_id` is connected to
+        `connected`. A header that one member gossips reaches every peer that another one is connected to, so
+        the connections that the other members last reported count too.
 
         >>> neighbourhood = Neighbourhood()
         >>> neighbourhood.enter("a", print), neighbourhood.enter("b", print)

@@ -1,4 +1,4 @@
-"""The voice of an exchange: own groups go out, and again to those who ask for help; own requests go out, too.
+"""The sending side of an exchange: announces our groups, repeats them for askers, and asks for help itself.
 
 Exchange.publish -> [Publisher.publish] -> neighbours, library, BodyStore, Host.publish
 Exchange.ask_for_help -> [Publisher.ask_for_help] -> topic of requests -> [hear_request] of others
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class Publisher:
-    """Announces groups of ours within the pace that others listen to, and asks for help."""
+    """Announces our groups at a pace that others accept, and asks for help."""
 
     def __init__(
         self,
@@ -43,8 +43,9 @@ class Publisher:
         receipts: ReceiptKeeper | None,
         encode: Encode,
     ) -> None:
-        """`bodies`: where others find ours. `shelf`: the library's; None: there is none. `receipts`: told
-        what others may learn from. `encode`: the local policy's tokens of an answer."""
+        """`bodies`: the store from which others fetch ours. `shelf`: that of the library; None: there is
+        none. `receipts`: notes the groups that others may learn from. `encode`: returns the local policy's
+        tokens of an answer."""
         self._encode = encode
         self._context, self._settings, self._ledger = context, context.settings, context.ledger
         self._bodies, self._shelf, self._model, self._receipts = bodies, shelf, model, receipts
@@ -55,8 +56,8 @@ class Publisher:
         self._asked_for_help = asyncio.Event()
 
     async def publish(self, groups: Sequence[RolloutGroup]) -> None:
-        """Announces own groups, and hands them to the other policies of this process: where nobody else is,
-        that is all. What cannot be announced is counted."""
+        """Announces our groups, and hands them to the other policies of this process; if no other peer could
+        hear us, only the latter. Groups that cannot be announced are counted."""
         outside = not groups or await self._is_heard_outside()
         for group in groups:
             try:
@@ -78,9 +79,10 @@ class Publisher:
                 self._note_host(None)
 
     async def ask_for_help(self, groups: Sequence[RolloutGroup]) -> set[str]:
-        """Asks the swarm about tasks, by one example of each of which no answer in these groups was right.
+        """Asks the swarm for help with tasks, naming for each an example that no answer in these groups got
+        right.
 
-        Returns the tasks that it asked about: none where nobody would hear it."""
+        Returns the tasks that it asked about; none if nobody would hear it."""
         asked = set[str]()
         if self._settings.private or not groups or not await self._context.is_anybody_there():
             return asked
@@ -93,20 +95,20 @@ class Publisher:
             sealed = self.helping.ask(task, example.version, answers, example)
             if sealed is None:
                 continue
-            with suppress(NetworkError):  # Whoever finds no network is told so when it announces.
+            with suppress(NetworkError):  # Announcing groups reports that the network is down.
                 await self._context.host.publish(self._help_topic, sealed)
                 self._ledger.bytes_out += len(sealed)
                 asked.add(task)
         return asked
 
     def hear_request(self, message: Message) -> None:
-        """Takes in somebody's request for help."""
+        """Takes in another node's request for help."""
         self._ledger.bytes_in += len(message.data)
         self.helping.hear(message)
         self._asked_for_help.set()
 
     async def run(self) -> None:
-        """Announces again, signed anew, what those who asked for help could use, until cancelled."""
+        """Signs and announces again the groups that askers could use, until cancelled."""
         while await self._asked_for_help.wait():
             self._asked_for_help.clear()
             for header in self.helping.answers():
@@ -117,7 +119,7 @@ class Publisher:
                     await self._announce(resealed(header, body, self._context.key, now=self._context.clock()))
 
     def _composed(self, group: RolloutGroup) -> SignedGroup:
-        """Returns a group ready to be announced, which the policies of this process have already."""
+        """Returns a group ready to be announced, after handing it to the other policies of this process."""
         composed = self._compose(group)
         if self._context.has_neighbours():
             given = give(group, composed)
@@ -139,7 +141,7 @@ class Publisher:
         return composed
 
     def _shelve(self, composed: SignedGroup) -> None:
-        """Keeps a group of ours for the library, where it may leave this node at all."""
+        """Offers a group of ours to the library, if it may leave this node."""
         if self._shelf is not None and self._may_leave(composed.header.task):
             self._shelf.offer(composed)
 
@@ -149,8 +151,8 @@ class Publisher:
         return not self._settings.private and (known is None or may_be_exchanged(known))
 
     def _keep_what_is_right(self, group: RolloutGroup, *, outside: bool) -> None:
-        """Keeps a group whose answers are all right: it sets nothing apart and is not announced, and teaches
-        who is new all the same, by the library or when help is asked for."""
+        """Keeps a group whose answers are all right. Without advantage it is not announced, but new nodes can
+        still learn from it, through the library or when they ask for help."""
         if (group.reward_mean or 0.0) <= 0 or not self._may_leave(group.example.key.task):
             return
         with suppress(Rejected):
@@ -176,11 +178,11 @@ class Publisher:
         try:
             peers = await self._context.host.peers()
         except NetworkError:
-            return True  # the announcement tells what is wrong
+            return True  # announcing will report the error
         return self._context.neighbourhood.is_heard_outside(self._context.key.peer_id, peers)
 
     def _note_host(self, error: NetworkError | None) -> None:
-        """Says once that the network went away, and once that it is back."""
+        """Logs once that the network went away, and once that it is back."""
         if error is not None and not self._host_was_down:
             logger.warning("not announcing rollouts until the network is back: %s", error)
         elif error is None and self._host_was_down:

@@ -1,4 +1,4 @@
-"""Thanks between nodes, as an exchange knows them; who says and counts them is an extension.
+"""Receipts between nodes, as an exchange sees them; an extension sends and counts them.
 
 Exchange -> [find_receipts] -> registry.py -> extensions/contribution/receipts.py -> ReceiptStats -> status
 """
@@ -15,43 +15,44 @@ from swarmnode.registry import first
 from swarmnode.types import ExampleKey
 
 Taught = tuple[str, ExampleKey, int]
-"""A group that was learnt from: its author, its example, and its answers that were."""
+"""A group that was learnt from: its author, its example, and the number of its answers that were learnt
+from."""
 
 NOTHING_SAVED = msgspec.Raw(msgspec.msgpack.encode(()))
 """Stands in a record for the receipts of a node that keeps none."""
 
 
 class ReceiptKeeper(Protocol):
-    """Thanks of ours to others, and of others to us."""
+    """Receipts that we send to others, and that others send to us."""
 
     def learnt(self, taught: Iterable[Taught]) -> None:
-        """Take note of groups of others that were learnt from."""
+        """Notes groups of others that we learnt from."""
         ...
 
     def gave(self, task: str, answers: int) -> None:
-        """Take note of a group of ours that others may learn from."""
+        """Notes a group of ours that others may learn from."""
         ...
 
     def hear(self, message: Message) -> None:
-        """Take in a message of the receipts' topic."""
+        """Takes in a message of the receipts topic."""
         ...
 
     async def run(self) -> None:
-        """Thank others now and then, until cancelled."""
+        """Sends receipts from time to time, until cancelled."""
         ...
 
     def stats(self) -> ReceiptStats: ...
 
     def saved(self) -> msgspec.Raw:
-        """Returns what is to outlive a restart, as msgpack."""
+        """Returns what must survive a restart, as msgpack."""
         ...
 
     def restore(self, data: msgspec.Raw) -> None:
-        """Take up what an earlier life saved."""
+        """Restores what an earlier run saved."""
         ...
 
 
 def find_receipts(context: ExchangeContext) -> ReceiptKeeper | None:
-    """Returns what is installed for an exchange. None: nobody is thanked, and no thanks are heard."""
+    """Returns the installed receipt keeper of an exchange. None: no receipts are sent or heard."""
     make = first("receipts")
     return None if make is None else make(context)

@@ -1,4 +1,4 @@
-"""The swarm's library: right answers that anyone can have later, as their authors signed them.
+"""The swarm's library: right answers that anyone can get later, as their authors signed them.
 
 signed_group.py (one row) -> shelf.py (what this node keeps) -> library_pages.py (asked for and served)
                                    ^                                       |

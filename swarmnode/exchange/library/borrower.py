@@ -1,20 +1,21 @@
-"""Asks several peers for their libraries, and has all of it judged here.
+"""Asks several peers for their libraries, and has every group judged here.
 
 shelf.py (what the home has), library_pages.py (what peers have) -> [Borrower] -> check_header, check_body as
         for groups that were announced -> [Borrower.draw] -> a round's external groups -> mending -> the book
 
-A group of a library takes the way of any other group, but for its age, which says nothing of a right answer.
-The same is not taken twice: groups are known by author and hash. What is new is who gives it. A peer is asked
-one thing at a time, for a bounded number of groups, and pays for the time of our judge; several are asked at
-once, each beginning somewhere else and going from task to task. So who is silent, slow or lying costs its own
-part and no more. What no honest peer could serve, since it would have found it out itself, is charged to who
-served it; a false claim to the author who signed it. One of whom most was of no use is not asked on.
+A group of a library is treated like any other, except for its age, which does not matter for a right answer.
+No group is taken twice, since groups are known by author and hash. The new part is the peer that gives it. It
+is asked for one thing at a time and for a bounded number of groups, and pays for the time of our judge.
+Several peers are asked at once, each starting at a different place and going from task to task, so a silent,
+slow or lying one costs its own part and no more. Faults that an honest peer would have found itself are
+charged to the peer that served the group, and a false claim to the author that signed it. A peer most of
+whose groups were of no use is not asked further.
 
-Peers are asked at a start, and not again, but for three reasons, and for these no more often than every
-AGAIN_S: nobody lent us anything yet, the node is never right at something (`wants_more`), or it was cut off
-from everybody for CUT_OFF_S and is back.
+Peers are asked at a start, and again for only three reasons, at most every AGAIN_S: nobody has lent us
+anything yet, the node is never right at something (`wants_more`), or it was cut off from everybody for
+CUT_OFF_S and is back.
 
-Nothing waits for any of this: rounds take what is there.
+Nothing waits for any of this: rounds take the groups that are ready.
 """
 
 import asyncio
@@ -42,59 +43,60 @@ from swarmnode.types import RolloutGroup
 logger = logging.getLogger(__name__)
 
 MAX_LENDERS = 8
-"""Peers that are asked in one search: what the ninth has, most of these have, too."""
+"""Peers that are asked in one search: most of them have whatever a ninth would have."""
 
 LENDERS_AT_ONCE = 4
 
 MAX_BORROWED = 1536
-"""Groups that a search takes of all libraries together: the usual book of 2000 answers is full then."""
+"""Groups that one search takes from all libraries together: they fill the usual book of 2000 answers."""
 
 MAX_LOOKED_AT = 16 * MAX_BORROWED
-"""Groups that are looked at since the start, in all searches: with so many nobody is asked any more."""
+"""Most groups examined since the start, in all searches; after that, nobody is asked any more."""
 
 MAX_PER_LENDER = 512
-"""Groups of one peer that are looked at: several peers have a part in what is learnt."""
+"""Groups of one peer that are examined, so that we learn from several peers."""
 
 MAX_PER_AUTHOR = 384
-"""Groups of one author, whoever serves them."""
+"""Groups of one author, from all peers together."""
 
 MAX_BORROWED_BYTES = 64 * 1024 * 1024
-"""Bytes of these."""
+"""Bytes of the groups that one search takes."""
 
 JUDGED_TOGETHER = 16
-"""Groups that one thread judges, as long as that is quick: to start one costs as much as to judge a group."""
+"""Groups that one thread judges, as long as that is quick: starting a thread costs as much as judging a
+group."""
 
 MAX_READY = 256
-"""Judged groups that wait for a round, at most; with more, nothing is fetched. As many as the last round took
-are enough: what no round takes was judged for nothing."""
+"""Most judged groups that wait for a round; beyond it nothing is fetched. As many as the last round took are
+enough: a group that no round takes was judged for nothing."""
 
 IN_VAIN = 16
-"""So many groups or pages of a peer more than were of use, and it is not asked on."""
+"""Surplus of useless over useful groups and pages at which a peer is not asked further."""
 
 LOOK_FOR_S = 300.0
-"""Seconds that a search looks for peers. If nobody has lent anything by then it goes on, looking less
+"""Seconds that a search looks for peers. If nobody has lent anything by then, it goes on looking, less
 often."""
 
 AGAIN_S = 600.0
-"""The least time from the beginning of a search to that of the next, and until a peer is asked again."""
+"""Least seconds from the beginning of a search to that of the next, and until a peer is asked again."""
 
 LEND_FOR_S = 900.0
-"""Seconds that one peer is asked at most: its judge's time may be short, or its upload."""
+"""Most seconds that one peer is asked: our judge's time for it may be short, or its upload."""
 
 LOOK_EVERY_S = 0.25
-"""Seconds between two looks whether there is a new peer, room for more, or time of the judge left."""
+"""Seconds between two checks for a new peer, for room, or for time of the judge."""
 
 LOOK_LATE_S = 5.0
-"""Seconds between two looks for a new peer after LOOK_FOR_S, and for any peer between two searches."""
+"""Seconds between two checks for a new peer after LOOK_FOR_S, and for any peer between two searches."""
 
 CUT_OFF_S = 1800.0
-"""Seconds without any peer after which others may have found what no gossip brings any more."""
+"""Seconds without any peer after which others may have found answers that gossip no longer brings."""
 
 ASK_S = 10.0
 """Deadline of one request."""
 
 _TOLD_BY_ITSELF = frozenset(one for one in Reason if one.points >= 10) - {Reason.FALSE_CLAIM}
-"""Reasons that an honest peer knows itself: it would have found them out when it judged the group."""
+"""Reasons that an honest peer would have found out when it judged the group itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +108,18 @@ class Borrowed:
     lenders: int = 0
     """Peers that gave some of them."""
     authors: int = 0
-    """Peers who answered in these groups."""
+    """Authors of these groups."""
     own: int = 0
-    """Groups of these that this home had on disk."""
+    """Groups among these that this home had on disk."""
     refused: Mapping[str, int] = field(default_factory=dict[str, int])
     """Number of groups that were not taken, by reason."""
     done: bool = False
-    """Nobody is being asked."""
+    """True if nobody is being asked and no group waits."""
 
 
 class Borrower:
-    """`run` fetches beside everything else, once `settle` was called; `draw` gives what was judged. The
-    exchange loads, writes and serves what is kept and lent."""
+    """Borrows right answers. Once `settle` has been called, `run` fetches in the background, and `draw`
+    returns judged groups. The exchange loads, writes and serves what is kept and lent."""
 
     def __init__(
         self, context: ExchangeContext, shelf: Shelf, bodies: BodyTransfer, fetcher: Fetcher
@@ -130,21 +132,21 @@ class Borrower:
         self._tasks = {name: task for name, task in context.tasks.items() if may_be_exchanged(task)}
         self._ready: deque[RolloutGroup] = deque()
         self._ahead = MAX_READY
-        """Judged groups with which nothing more is fetched."""
+        """Number of waiting judged groups at which nothing more is fetched."""
         self._drawn: set[Origin] = set()
         self._known: set[GroupName] = set()
-        """Groups that were looked at, or are about to be."""
+        """Groups that were examined, or are about to be."""
         self._contents: set[bytes] = set()
-        """Fingerprints of what was taken."""
+        """Fingerprints of the groups that were taken."""
         self._of_author: Counter[str] = Counter()
         self._lenders: set[str] = set()
         self._refused: Counter[str] = Counter()
         self._groups = self._own = 0
         self._taken = self._taken_bytes = 0
-        """Groups of this search, and their bytes."""
+        """Groups taken in this search, and their bytes."""
         self._done = self._wants_more = False
         self._asked_at: dict[str, float] = {}
-        """When peers were asked, those of the last AGAIN_S."""
+        """Time at which each peer was asked, for those of the last AGAIN_S."""
 
     @property
     def waiting(self) -> int:
@@ -152,27 +154,29 @@ class Borrower:
         return len(self._ready)
 
     def settle(self, taught: Collection[Origin]) -> None:
-        """Takes note of whose answers to which examples the book holds. Nothing is borrowed before."""
+        """Notes whose answers to which examples the book holds. Nothing is borrowed before that."""
         self.shelf.settle(taught, self._versions)
         if not self._settled.is_set():
-            # A book with finds of ours in a task let go of others: they would come back as a stranger's.
+            # If the book has finds of ours in a task, it dropped our others: they would come back as a
+            # stranger's.
             ours = self._context.key.peer_id
             self.shelf.pass_over(ours, {key.task for author, key in taught if author == ours})
             self._settled.set()
 
     def draw(self, limit: int) -> list[RolloutGroup]:
-        """Take out at most `limit` judged groups, the first that came first. As many will be ready again."""
+        """Takes out at most `limit` judged groups, in the order in which they came. As many will be made
+        ready again."""
         self._ahead = min(limit or self._ahead, MAX_READY)
         drawn = [self._ready.popleft() for _ in range(min(limit, len(self._ready)))]
         self._drawn.update((group.author, group.example.key) for group in drawn)
         return drawn
 
     def drawn_of(self, answers: Mapping[Origin, int]) -> int:
-        """Returns how many of these answers are of groups that were drawn."""
+        """Returns how many of these answers come from groups that were drawn."""
         return sum(count for origin, count in answers.items() if origin in self._drawn)
 
     def wants_more(self) -> None:
-        """Ask peers again, AGAIN_S after the last search began: something here is never right."""
+        """Has peers asked again, AGAIN_S after the last search began: something here is never right."""
         self._wants_more = True
 
     @property
@@ -188,7 +192,8 @@ class Borrower:
         )
 
     async def run(self) -> None:
-        """Read what the home has, then ask peers: at once, and again where there is a reason to."""
+        """Reads the groups that the home has, then asks peers: at once, and again whenever there is a reason
+        to."""
         await self._settled.wait()
         await self._read_own()
         while len(self._known) < MAX_LOOKED_AT:
@@ -200,7 +205,7 @@ class Borrower:
         self._done = True
 
     async def _until_there_is_a_reason(self, begun: float) -> None:
-        """Waits, at least AGAIN_S from the beginning of the last search."""
+        """Waits for a reason to ask again, and at least AGAIN_S from the beginning of the last search."""
         there_at = _now_s()
         while _now_s() < begun + AGAIN_S or not (self._wants_more or not self._lenders):
             await asyncio.sleep(LOOK_LATE_S)
@@ -209,7 +214,7 @@ class Borrower:
                 there_at = _now_s()
 
     async def _ask_around(self, *, until: float) -> None:
-        """One search: ask at most MAX_LENDERS peers."""
+        """Runs one search, which asks at most MAX_LENDERS peers."""
         asked = 0
         asking: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as lenders:
@@ -227,7 +232,7 @@ class Borrower:
     # ---- what the home has ----
 
     async def _read_own(self) -> None:
-        """Groups of our own file that the book may not have; no faster than half of the judge's time."""
+        """Judges groups of our own file that the book may lack, taking at most half of the judge's time."""
         tasks = [(task.name, task.version) for task in self._tasks.values()]
         if unread := self.shelf.unread(tasks):
             logger.info("judging the %d groups in this home's library that have not been learnt from", unread)
@@ -245,7 +250,7 @@ class Borrower:
             try:
                 judged = await self._judged(waiting, payer=None)
             except Exception:
-                # Our task's code may raise anything; what else the home has is still read.
+                # Our task's code may raise anything; the other groups of the home are still read.
                 logger.exception("failed to judge %d groups of our own library", len(waiting))
                 self._refused[Reason.INTERNAL] += len(waiting)
                 waiting.clear()
@@ -262,13 +267,14 @@ class Borrower:
             logger.info("judged this home's library: %d groups accepted, %d refused", self._own, refused)
 
     def _settings_of(self, group: SignedGroup) -> ExchangeSettings:
-        """A file may be of another swarm: whoever put it here believes it."""
+        """Returns settings for the swarm of a group. A file may be of another swarm: the user who put it here
+        trusts it."""
         return replace(self._settings, swarm=group.header.swarm)
 
     # ---- what peers have ----
 
     async def _peers(self) -> list[str]:
-        """Connected peers who may be asked and were not lately, in any order."""
+        """Returns the connected peers that may be asked and were not asked lately, in random order."""
         since = _now_s() - AGAIN_S
         self._asked_at = {peer: at for peer, at in self._asked_at.items() if at > since}
         try:
@@ -276,12 +282,12 @@ class Borrower:
         except NetworkError:
             return []
         self._context.rng.shuffle(peers)
-        # Policies of this process have one home, and hand each other what they find.
+        # Policies of this process share one home, and hand each other their finds.
         strangers = [peer for peer in peers if self._context.trust_of(peer) != "neighbour"]
         return [peer for peer in strangers if not self._context.is_banned(peer)]
 
     async def _borrow_from(self, peer: str) -> None:
-        """Everything that one peer may give us. The peer boundary: it ends without an exception."""
+        """Takes everything that one peer may give us. The peer boundary: it ends without an exception."""
         lender = _Lender(peer)
         try:
             async with asyncio.timeout(LEND_FOR_S):
@@ -294,12 +300,12 @@ class Borrower:
             logger.exception("failed to read the library of %s", peer)
             self._ledger.drop(Reason.INTERNAL, peer)
         finally:
-            # Another peer may have time for what was fetched and not judged.
+            # Groups that were fetched but not judged may still be taken from another peer.
             self._known.difference_update((one.author, one.header.body_hash) for one, _ in lender.waiting)
 
     def _turns(self, lender: "_Lender") -> Iterator["_Section"]:
-        """Sections of the peer's library that have more, in turns and the more often the more we need them,
-        as long as it is asked."""
+        """Yields sections of the peer's library that have more groups, in turns, until the peer is not asked
+        any more. Sections that we need more come more often."""
         start = self._context.rng.randbytes(HASH_BYTES)
         sections = [_Section(task.name, task.version, start, after=start) for task in self._tasks.values()]
         self._context.rng.shuffle(sections)
@@ -313,7 +319,7 @@ class Borrower:
                     yield section
 
     async def _ask_on(self, lender: "_Lender", section: "_Section") -> None:
-        """One group of a section, and before it a page where there is none."""
+        """Takes one group of a section, after fetching a page if none is left."""
         await self._until_it_may_be_asked(lender)
         try:
             if not section.waiting:
@@ -335,12 +341,12 @@ class Borrower:
         return await self.pages.ask(lender.peer, request, timeout_s=ASK_S)
 
     async def _borrow(self, lender: "_Lender", section: "_Section", row: PageRow) -> bool:
-        """Take one group of a page; returns False where it is known or cannot be taken."""
+        """Takes one group of a page. Returns False if it is known or cannot be taken."""
         author, header = glance(row.sealed)
         name = author, header.body_hash
         if not section.passes(header) or name in self._known or name in self.shelf:
             return False
-        # What we found ourselves, our home knows, or it was let go of.
+        # Our home has our own finds already, or dropped them.
         if author == self._context.key.peer_id or self._of_author[author] >= MAX_PER_AUTHOR:
             return False
         if self._context.is_banned(author):
@@ -361,7 +367,7 @@ class Borrower:
         return True
 
     async def _body(self, lender: "_Lender", announcement: Announcement, beside: bytes) -> bytes:
-        """Return the body of a group: the one beside its header, or what the peer gives for its hash."""
+        """Returns the body of a group: the one beside its header, or what the peer gives for its hash."""
         if not beside:
             await self._until_it_may_be_asked(lender)
             return await self._bodies.fetch_from(lender.peer, announcement, timeout_s=ASK_S)
@@ -371,7 +377,7 @@ class Borrower:
         return beside
 
     async def _judge_what_waits(self, lender: "_Lender") -> None:
-        """Everything that was fetched of a peer: in one thread, as long as that is quick."""
+        """Judges everything that was fetched from a peer, in one thread as long as that is quick."""
         while lender.waiting and not self._context.is_banned(lender.peer):
             await _until(lambda: self._fetcher.may_be_judged(lender.peer))
             for (announcement, body), found in await self._judged(lender.waiting, payer=lender.peer):
@@ -390,11 +396,11 @@ class Borrower:
             await self._until_there_is_room()
 
     def _refuse(self, lender: "_Lender", rejected: Rejected) -> None:
-        """Count what was of no use, and blame who served what it must have known to be none."""
+        """Counts a group or page of no use, and blames the peer for faults that it must have known."""
         lender.gave(is_of_use=False)
         self._refused[rejected.reason] += 1
         if rejected.reason in _TOLD_BY_ITSELF:
-            # What it signed is its author's fault, and who served it is no better.
+            # The author is at fault for what it signed, and the peer that served it is no better.
             self._ledger.drop(rejected.reason, lender.peer, f"in its library: {rejected.detail}")
 
     # ---- what both are ----
@@ -405,8 +411,8 @@ class Borrower:
     async def _judged(
         self, waiting: list[tuple[Announcement, bytes]], *, payer: str | None
     ) -> list[tuple[tuple[Announcement, bytes], CheckedBody | Rejected]]:
-        """Take out those of the groups that the judge had time for, with what came of them; all of them where
-        it gave nothing. When nobody pays it has as much time off as it worked."""
+        """Takes out the groups that the judge had time for, with their results; if it gave none, takes out
+        all. If nobody pays, the judge then rests for as long as it worked."""
         seconds = 0.0
 
         def took(spent: float) -> None:
@@ -443,7 +449,7 @@ class Borrower:
         await _until(lambda: len(self._ready) < self._ahead)
 
     async def _until_it_may_be_asked(self, lender: "_Lender") -> None:
-        """Waits for its allowance, as it need not refuse us, and for that of our download."""
+        """Waits until the peer need not refuse a request, and until our download allows one."""
         reputation = self._ledger.reputation
         await _until(
             lambda: self._bodies.may_fetch and reputation.may_be_asked(lender.peer, self._context.clock())
@@ -458,7 +464,7 @@ class _Lender:
     given: int = 0
     in_vain: int = 0
     waiting: list[tuple[Announcement, bytes]] = field(default_factory=list[tuple[Announcement, bytes]])
-    """Bodies that were fetched and not judged yet."""
+    """Groups that were fetched and are not judged yet."""
 
     @property
     def is_done(self) -> bool:
@@ -472,8 +478,8 @@ class _Lender:
 
 @dataclass(slots=True)
 class _Section:
-    """Groups of one task that a peer has: from a place of ours on to its end, then from its beginning to
-    there."""
+    """The groups of one task that a peer has. They are read from a place of our choice to the end, then from
+    the beginning to that place."""
 
     task: str
     version: str
@@ -481,19 +487,19 @@ class _Section:
     after: bytes
     waiting: deque[PageRow] = field(default_factory=deque[PageRow])
     more: bool = True
-    """There are further pages of this part."""
+    """True if this part has further pages."""
     wrapped: bool = False
-    """The second part is read."""
+    """True while the second part is read."""
     is_over: bool = False
 
     def turn_to(self, page: LibraryPage) -> None:
-        """Take up a page."""
+        """Continues with a page."""
         self.waiting.extend(page.rows)
         self.more = page.more and bool(page.rows)
 
     def passes(self, header: Header) -> bool:
-        """Go past a header; False: all behind it was seen before. Raises Rejected where it has no place on
-        this page: a peer could go on for ever otherwise."""
+        """Goes past a header. Returns False if all that follow were seen before. Raises Rejected if the
+        header has no place on this page; otherwise a peer could go on for ever."""
         if (header.task, header.version) != (self.task, self.version):
             raise Rejected(Reason.MALFORMED, "a page of another task")
         if header.body_hash <= self.after:
@@ -504,7 +510,7 @@ class _Section:
         return not self.is_over
 
     def page_ends(self) -> None:
-        """The last header of a page was passed."""
+        """Notes that the last header of a page was passed."""
         if self.more or self.is_over:
             return
         if self.wrapped:
@@ -513,13 +519,13 @@ class _Section:
             self.wrapped, self.more, self.after = True, True, b""
 
     def ends(self) -> None:
-        """Nothing more of it is asked for."""
+        """Ends the section: nothing more of it is asked for."""
         self.waiting.clear()
         self.is_over = True
 
 
 def _teaches(group: RolloutGroup) -> bool:
-    """Return True if an answer of it was worth more than nothing, or than another."""
+    """Returns True if an answer in the group was worth more than nothing, or more than another."""
     rewards = [reward for reward in group.rewards if reward is not None]
     return bool(rewards) and (max(rewards) > 0 or max(rewards) > min(rewards))
 

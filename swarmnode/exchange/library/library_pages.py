@@ -3,10 +3,10 @@
 request -> [LibraryPages.answer] -> Shelf.page -> sealed headers in the order of their bodies' hashes
 borrower.py -> [LibraryPages.ask] -> a peer   larger bodies: body_transfer.py, by hash, as of groups announced
 
-A page names groups by the headers that their authors signed, so who serves it can leave out and nothing else.
-Who asks says behind which hash it wants to go on, so a page needs no memory of those before, and whoever
-begins anywhere gets any part of a library alike. Requests come out of the allowance that a peer has for
-bodies, and pages out of the same cap of our upload.
+A page names groups by the headers that their authors signed, so the serving peer can leave groups out but do
+nothing else. The asking peer names the hash to go on from, so a page needs no memory of earlier ones, and any
+part of a library can be read from any place. Requests come out of a peer's allowance for bodies, and pages
+out of the same cap on our upload.
 """
 
 import logging
@@ -30,10 +30,10 @@ logger = logging.getLogger(__name__)
 LIBRARY_PROTOCOL = "/swarmnode/library/1"
 
 MAX_PAGE_HEADERS = 64
-"""Headers of one page; most have 300 bytes."""
+"""Most headers on one page; most have 300 bytes."""
 
 MAX_BODY_BESIDE = 1024
-"""Bodies that are no larger stand beside their header: to ask for each costs more than to have it twice."""
+"""Bodies up to this size are sent beside their header: asking for each costs more than receiving it twice."""
 
 MAX_PAGE_BYTES = MAX_PAGE_HEADERS * (MAX_HEADER_BYTES + MAX_BODY_BESIDE + 16) + 64
 
@@ -41,12 +41,12 @@ MAX_PAGE_REQUEST_BYTES = 512
 
 
 class PageRequest(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Which page."""
+    """A request for one page."""
 
     task: Name
     version: Name
     after: Annotated[bytes, Meta(max_length=HASH_BYTES)] = b""
-    """Groups whose hashes come behind this one."""
+    """The page begins with the first group whose hash comes after this one."""
 
 
 class PageRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -55,7 +55,7 @@ class PageRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     sealed: Annotated[bytes, Meta(max_length=MAX_HEADER_BYTES)]
     """Its header."""
     body: Annotated[bytes, Meta(max_length=MAX_BODY_BESIDE)] = b""
-    """Its body, where that is small. Empty: to be asked for by its hash."""
+    """Its body, if that is small. Empty: the body must be asked for by its hash."""
 
 
 class LibraryPage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -64,7 +64,7 @@ class LibraryPage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_f
     rows: Annotated[tuple[PageRow, ...], Meta(max_length=MAX_PAGE_HEADERS)] = ()
     """Groups in the order of their bodies' hashes."""
     more: bool = False
-    """There are further ones behind the last of these."""
+    """True if there are further groups after the last of these."""
 
 
 _requests = msgspec.msgpack.Decoder(PageRequest)
@@ -86,11 +86,11 @@ class LibraryPages:
         """Pages given to others."""
 
     async def serve(self) -> None:
-        """Starts to answer requests. Raises NetworkError."""
+        """Starts answering requests. Raises NetworkError."""
         await self._host.serve(LIBRARY_PROTOCOL, self.answer, max_request_bytes=MAX_PAGE_REQUEST_BYTES)
 
     async def answer(self, peer: str, request: bytes) -> bytes:
-        """Return the page that a peer asks for, or nothing."""
+        """Returns the page that a peer asks for, or nothing."""
         if not self._bodies.hears(peer):
             return b""
         try:
@@ -107,7 +107,7 @@ class LibraryPages:
         return given
 
     async def ask(self, peer: str, request: PageRequest, *, timeout_s: float) -> LibraryPage:
-        """Return a page of a peer's library, as the peer gives it. Raises Rejected: unavailable, timeout,
+        """Returns a page of a peer's library, as the peer gives it. Raises Rejected: unavailable, timeout,
         too_large, malformed."""
         try:
             data = await self._host.request(

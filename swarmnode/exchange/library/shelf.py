@@ -1,19 +1,19 @@
-"""The groups whose right answers are in this node's book, as their authors signed them, on disk as in memory.
+"""The groups whose right answers are in this node's book, as their authors signed them, in memory and on
+disk.
 
 publish, accept -> [Shelf.offer] -> [Shelf.settle] (what the book holds stays) -> library_pages.py, a file
 start -> [Shelf.load] -> [Shelf.next_unread] -> borrower.py
 
-The book is the learner's, and knows nothing of signatures. So every group that may come into it is put here
-first, and after each round `settle` is told whose answers to which examples the book holds: they stay, and
-are what others can ask for. What the book did not take within some rounds, or let go of, leaves.
+The book belongs to the learner and knows nothing of signatures. So every group that may enter it is put here
+first, and after each round `settle` is told whose answers to which examples the book holds. Those groups
+stay, and others can ask for them. Groups that the book did not take within some rounds, or dropped, leave.
 
-The file is a library as anyone can read it (signed_group.py): rows are added at its end now and then, beside
-the event loop, and it is written anew when half of it is gone from the shelf, and at the end. After a kill
-the rows of the last seconds are missing. Rows of tasks that this node does not have now stay, within the
-bound of all.
+The file is a library that anyone can read (signed_group.py). Rows are appended now and then, beside the event
+loop. The file is rewritten when half of its rows have left the shelf, and at the end. After a kill, the rows
+of the last seconds are missing. Rows of tasks that this node does not have now stay, within the bound of all.
 
-At a start the book may know less than the file: rows were imported, the node starts over, or the checkpoint
-is older. What the book does not hold is read again then, like a peer's library (borrower.py).
+At a start the book may hold less than the file: rows were imported, the node starts over, or the checkpoint
+is older. Groups that the book does not hold are then read again, like a peer's library (borrower.py).
 """
 
 import asyncio
@@ -37,33 +37,33 @@ from swarmnode.machine.storage import replace_file
 logger = logging.getLogger(__name__)
 
 MAX_SHELF_GROUPS = 8192
-"""Groups kept: those of a book of 2000 answers four times over, with those that wait for it."""
+"""Most groups kept: four times those of a book of 2000 answers, including those that wait for it."""
 
 MAX_SHELF_BYTES = 64 * 1024 * 1024
-"""Bytes that they take, headers and bodies: usual groups have 1 to 30 KiB."""
+"""Most bytes that they take, headers and bodies: usual groups have 1 to 30 KiB."""
 
 ROUNDS_TO_WAIT = 16
-"""Rounds that a group may take on its way into the book: as old as a group of others may be, twice over."""
+"""Rounds that a group may take to enter the book: twice the age that groups of others may have."""
 
 WAITING_SHARE = 0.25
-"""Share of the bounds that groups may take which the book does not hold, or not yet."""
+"""Share of the bounds for groups that the book does not hold, or not yet."""
 
 WRITE_ROWS_EVERY_S = 10.0
 
 
 @dataclass(slots=True)
 class ShelvedGroup:
-    """A group, and what is known of its place in the book."""
+    """A group and its place in the book."""
 
     group: SignedGroup
     taught: bool = False
-    """The book holds an answer of it."""
+    """True if the book holds an answer of it."""
     absent: int = 0
-    """Rounds in a row in which it did not."""
+    """Rounds in a row in which the book held none."""
     written: bool = False
-    """A line of the file has it, and it belongs there: the book did not let go of it."""
+    """True if the file has a line for it that belongs there: the book has not dropped it."""
     unread: bool = False
-    """It came from the file, and nobody has looked whether the book should have it."""
+    """True if it came from the file and has not been checked for the book yet."""
     origin: Origin = field(init=False)
     task: tuple[str, str] = field(init=False)
     """Name and version of its task."""
@@ -74,7 +74,7 @@ class ShelvedGroup:
 
 
 class Shelf:
-    """Bounded, and the same after a restart. All calls are made on one event loop, but for `load`."""
+    """Keeps groups within bounds and across restarts. All calls are made on one event loop, except `load`."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Shelf:
         max_bytes: int = MAX_SHELF_BYTES,
         rounds_to_wait: int = ROUNDS_TO_WAIT,
     ) -> None:
-        """`path`: the file. None: nothing is kept over restarts."""
+        """`path`: the file. None: nothing is kept across restarts."""
         self._path = path
         self._max_groups = max_groups
         self._max_bytes = max_bytes
@@ -93,11 +93,12 @@ class Shelf:
         self._bodies: dict[bytes, bytes] = {}
         self._size_bytes = 0
         self._pages: dict[tuple[str, str, str], list[tuple[bytes, str]]] | None = None
-        """Names by swarm, task and version, those that the book holds; None: to be made anew."""
+        """Names by swarm, task and version, of groups that the book holds answers of. None: to be built
+        again."""
         self._lines = 0
         """Lines of the file."""
         self._torn = False
-        """The file contains something other than rows."""
+        """True if the file contains something other than rows."""
         self._told = False
         self._writing: asyncio.Future[None] | None = None
 
@@ -109,15 +110,15 @@ class Shelf:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all groups here, those that wait among them."""
+        """Bytes of all groups here, including those that wait."""
         return self._size_bytes
 
     def groups(self) -> list[SignedGroup]:
-        """The groups that the book holds an answer of, the oldest first."""
+        """Returns the groups that the book holds an answer of, oldest first."""
         return [row.group for row in self._rows.values() if row.taught]
 
     def offer(self, group: SignedGroup) -> None:
-        """Keep a group until it is known whether the book takes an answer of it."""
+        """Keeps a group until it is known whether the book takes an answer of it."""
         row = self._rows.get(group.name)
         if row is None:
             self._add(ShelvedGroup(group))
@@ -126,8 +127,8 @@ class Shelf:
             row.absent = 0
 
     def settle(self, taught: Collection[Origin], tasks: Collection[tuple[str, str]]) -> None:
-        """Takes note of whose answers to which examples the book holds after a round. Of groups of other
-        `tasks` (names and versions) it says nothing."""
+        """Notes whose answers to which examples the book holds after a round. That says nothing about groups
+        of tasks other than `tasks` (names and versions)."""
         for name, row in tuple(self._rows.items()):
             if row.task not in tasks:
                 continue
@@ -143,31 +144,31 @@ class Shelf:
                 self._remove(name)
 
     def body(self, body_hash: bytes) -> bytes | None:
-        """Return a body that others may have."""
+        """Returns a body that others may have."""
         return self._bodies.get(body_hash)
 
     def page(
         self, swarm: str, task: str, version: str, after: bytes, limit: int
     ) -> tuple[list[SignedGroup], bool]:
-        """Return at most `limit` groups of a task in the order of their hashes, from the first one above
-        `after`; and True if there are more. Those of other swarms stay at home."""
+        """Returns at most `limit` groups of a task in the order of their hashes, beginning with the first
+        above `after`, and True if there are more. Groups of other swarms stay at home."""
         names = self._sorted().get((swarm, task, version), [])
         start = bisect_right(names, after, key=lambda one: one[0])
         found = [self._rows[author, body_hash].group for body_hash, author in names[start : start + limit]]
         return found, start + limit < len(names)
 
     def pass_over(self, author: str, tasks: Collection[str]) -> None:
-        """Leave this author's groups of these tasks unread."""
+        """Excludes this author's groups of these tasks from being read again."""
         for row in self._rows.values():
             if row.group.author == author and row.task[0] in tasks:
                 row.unread = False
 
     def unread(self, tasks: Collection[tuple[str, str]]) -> int:
-        """Returns the number of groups of the file that nobody has looked at since the start."""
+        """Returns the number of groups in the file that have not been examined since the start."""
         return sum(row.unread and row.task in tasks for row in self._rows.values())
 
     def next_unread(self, tasks: Collection[tuple[str, str]]) -> SignedGroup | None:
-        """Return a group of the file that nobody has looked at since the start, each once."""
+        """Returns a group of the file that has not been examined since the start, each only once."""
         for row in self._rows.values():
             if row.unread and row.task in tasks:
                 row.unread = False
@@ -177,7 +178,7 @@ class Shelf:
     # ---- the file ----
 
     def load(self) -> int:
-        """Read the file; blocks. Returns how many rows of it were damaged and are left out."""
+        """Reads the file; blocks. Returns how many damaged rows were left out."""
         damaged = 0
         try:
             for number, found in self._lines_of_file():
@@ -196,14 +197,14 @@ class Shelf:
         return damaged
 
     async def run(self) -> None:
-        """Keep the file up to date until cancelled."""
+        """Keeps the file up to date until cancelled."""
         while True:
             await asyncio.sleep(WRITE_ROWS_EVERY_S)
             await self.write()
 
     async def write(self, *, last: bool = False) -> None:
-        """Bring the file up to date; the `last` time without what the book let go of, which a start would
-        read again. An error of the disk is told once."""
+        """Brings the file up to date. The `last` time it leaves out the groups that the book dropped, which a
+        start would read again. An error of the disk is logged once."""
         if self._path is None:
             return
         if self._writing is not None:
@@ -215,8 +216,8 @@ class Shelf:
         rows = kept if anew else new
         if not rows and not anew:
             return
-        # Not to be cancelled: a row that was half added would be lost with the one behind it, and a thread
-        # that was left alone would meet the next one at the same file.
+        # Must not be cancelled: a half-written row would be lost together with the next one, and a thread
+        # left alone would write to the same file as the next.
         self._writing = asyncio.get_running_loop().run_in_executor(None, self._write, rows, anew)
         await asyncio.shield(self._writing)
 
@@ -265,8 +266,8 @@ class Shelf:
             self._pages = None
 
     def _keep_within_bounds(self) -> None:
-        """Let go of the oldest groups until the others fit: of those that wait where they have more than
-        their part, else of those that the book holds."""
+        """Drops the oldest groups until the others fit: waiting ones if they have more than their share,
+        otherwise ones that the book holds."""
         if not self._is_over():
             return
         taught = deque(self.groups())

@@ -2,13 +2,13 @@
 
 announcing.py, fetcher.py -> [SignedGroup] -> shelf.py -> [line_of] -> a file -> [read_rows] -> shelf.py, cli
 
-A row is the sealed header and the body that it names by its hash, so whoever has it can check by itself, for
-ever, that its author said just that about just this example: nobody can put words into another's mouth. What
-the answers are worth is not in it but is found out by judging them (body_check.py).
+A row is the sealed header and the body that it names by its hash. So every holder of a row can always check
+without help that its author said exactly this about exactly this example: nobody can put words into another's
+mouth. The row does not say what the answers are worth; judging them does (body_check.py).
 
-A file is JSON, a row on each line: files can be joined, cut and filtered line by line. Task, version and
-author stand there to be read, and a row where they are not those that were signed is damaged. A line is
-bounded before it is parsed, and one that is damaged costs itself and no other.
+A file is JSON with one row per line, so files can be joined, cut and filtered line by line. Task, version and
+author can be read there; a row in which they differ from the signed ones is damaged. A line is bounded before
+it is parsed, and a damaged one affects no other.
 """
 
 from collections.abc import Iterator
@@ -30,15 +30,15 @@ from swarmnode.identity.peer_id import MAX_PEER_ID_CHARS
 from swarmnode.types import ExampleKey
 
 MAX_LINE_BYTES = (MAX_BODY_BYTES + MAX_HEADER_BYTES) * 4 // 3 + 4096
-"""A row in base64 with its names."""
+"""Longest line: a row in base64 with its names."""
 
 _envelopes = msgspec.msgpack.Decoder(Envelope)
 
 GroupName = tuple[str, bytes]
-"""The author and the body's hash: what names a group everywhere."""
+"""The author and the body's hash, which name a group everywhere."""
 
 Origin = tuple[str, ExampleKey]
-"""Who answered, and which example: what an answer in a book comes from."""
+"""The author and the example of an answer in a book."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,8 @@ class SignedGroup:
 
 
 def signed_group(sealed: bytes, body: bytes) -> SignedGroup:
-    """Return the group of a sealed header and a body, whoever gave them. Raises Rejected: its signature,
-    protocol, size or hash is wrong, or the body is none of this header."""
+    """Returns the group of a sealed header and a body from any source. Raises Rejected if its signature,
+    protocol, size or hash is wrong, or if the body belongs to another header."""
     author, header = open_header(sealed)
     if header.protocol != PROTOCOL:
         raise Rejected(Reason.OTHER_PROTOCOL, f"protocol {header.protocol}, this version reads {PROTOCOL}")
@@ -76,8 +76,8 @@ def signed_group(sealed: bytes, body: bytes) -> SignedGroup:
 
 
 def glance(sealed: bytes) -> tuple[str, Header]:
-    """Return what a sealed header says, and who it says has signed it. Nobody has checked that: to recognize
-    what is known takes a tenth of checking it. Raises Rejected."""
+    """Returns the claimed author of a sealed header and the header itself, unchecked: recognizing a known one
+    takes a tenth of the time of checking it. Raises Rejected."""
     if len(sealed) > MAX_HEADER_BYTES:
         raise Rejected(Reason.MALFORMED, f"{len(sealed)} bytes, at most {MAX_HEADER_BYTES}")
     envelope = decoded(_envelopes, sealed)
@@ -90,7 +90,7 @@ Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
 
 
 class LibraryLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One line: what was signed, and before it what a person or `grep` reads."""
+    """One line: the signed data, and before it what a person or `grep` reads."""
 
     task: Name
     version: Name
@@ -103,14 +103,14 @@ _decoder = msgspec.json.Decoder(LibraryLine)
 
 
 def line_of(group: SignedGroup) -> bytes:
-    """Return a group as a line of a file, with its end."""
+    """Returns a group as a line of a file, with its line break."""
     header = group.header
     line = LibraryLine(header.task, header.version, group.author, group.sealed, group.body)
     return msgspec.json.encode(line) + b"\n"
 
 
 def read_line(line: bytes) -> SignedGroup:
-    """Return the group in a line. Raises Rejected with what is wrong with it."""
+    """Returns the group in a line. Raises Rejected, which says what is wrong with it."""
     if len(line) > MAX_LINE_BYTES:
         raise Rejected(Reason.TOO_LARGE, f"a line of more than {MAX_LINE_BYTES} bytes")
     row = decoded(_decoder, line)
@@ -122,8 +122,8 @@ def read_line(line: bytes) -> SignedGroup:
 
 
 def read_rows(path: Path) -> Iterator[tuple[int, SignedGroup | Rejected]]:
-    """Yields the number of each line of a file that is not empty, and its group or what is wrong with it.
-    Raises OSError."""
+    """Yields the number of each line of a file that is not empty, with its group or its fault. Raises
+    OSError."""
     with path.open("rb") as file:
         number = 0
         while line := file.readline(MAX_LINE_BYTES + 2):

@@ -2,9 +2,9 @@
 
 Ledger -> [ConnectionGate.bar] -> Host.disconnect;   Host.peers -> [ConnectionGate] -> BodyTransfer
 
-A ban that only ignored would still cost what it takes to receive: the daemon reads, checks and forwards what
-a peer sends before we hear of it. So the gate tells the host (host.py), which keeps a peer away for as long
-as its ban lasts.
+Merely ignoring a banned peer would not save the cost of receiving from it: the daemon reads, checks and
+forwards its messages before we hear of them. So the gate tells the host (host.py), which keeps the peer away
+for as long as its ban lasts.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ from swarmnode.network.host import Host
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 1.0
-"""Seconds between two looks who is connected, when nobody has just been banned."""
+"""Seconds between two looks at the connections, if nobody has just been banned."""
 
 
 class ConnectionGate:
-    """Disconnects whom `bar` names, and tells `tell` who is connected."""
+    """Disconnects the peers that `bar` names, and calls `tell` with the connected peers."""
 
     def __init__(
         self, host: Host, banned_for_s: Callable[[str], float], tell: Callable[[Sequence[str]], None]
     ) -> None:
-        """`banned_for_s`: how long the ban of a peer still lasts."""
+        """`banned_for_s` returns how long the ban of a peer still lasts."""
         self._host = host
         self._banned_for_s = banned_for_s
         self._tell = tell
@@ -37,12 +37,12 @@ class ConnectionGate:
         self._knocked = asyncio.Event()
 
     def bar(self, peer: str) -> None:
-        """Somebody is banned: out, as soon as the host has time."""
+        """Has a banned peer disconnected as soon as the host has time."""
         self._to_bar.append(peer)
         self._knocked.set()
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Runs until cancelled."""
         while True:
             await self._bar_all()
             await self._look()

@@ -1,13 +1,13 @@
-"""The record of an exchange, which outlives a restart: what was seen, and what peers are worth.
+"""The record of an exchange, which survives a restart: what was seen, and what peers are worth.
 
 Inbox, Fetcher, Reputation -> [Recorder] -> a file in the node's home -> [load] -> Inbox, Fetcher, Reputation
 
 A checkpoint is written when rounds are done; this file at the start, soon after a ban and every
-WRITE_EVERY_S, beside the event loop, so that a node that is killed has not forgotten whom it banned and what
-it trained on. What was seen after the last write is not in it. Therefore a node that has lived before takes
-no header that its author dated before the new start: it may have been heard in the gap, and gossip does not
-repeat what is older than a few seconds anyway. Peers whose clock is behind are not heard for as long as it is
-behind. What remains: a header dated ahead of time (by no more than MAX_CLOCK_SKEW_S) that was heard in the
+WRITE_EVERY_S, beside the event loop. So a node that is killed remembers its bans and the groups that it
+trained on. The file lacks whatever was seen after the last write. Therefore a node that has run before takes
+no header that its author dated before the new start: it may have heard the header in the gap, and gossip does
+not repeat anything older than a few seconds anyway. Peers whose clock is behind are not heard for as long as
+it is behind. One gap remains: a header dated ahead of time (by at most MAX_CLOCK_SKEW_S) and heard in the
 last WRITE_EVERY_S before a kill can be sent once more within that time.
 """
 
@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 WRITE_EVERY_S = 10.0
 
 HURRY_S = 1.0
-"""The least time between two writes, also where peers are banned one after the other."""
+"""Least seconds between two writes, even if peers are banned one after the other."""
 
 MAX_RECORD_BYTES = 16 * 1024 * 1024
 """More than a full record takes: 5 MiB, and 7 of receipts."""
@@ -41,11 +41,11 @@ MAX_RECORD_BYTES = 16 * 1024 * 1024
 Key = Annotated[bytes, Meta(min_length=KEY_BYTES, max_length=KEY_BYTES)]
 
 SeenKeys = Annotated[tuple[tuple[Key, float], ...], Meta(max_length=MAX_SEEN)]
-"""Keys and when each was seen first, oldest first."""
+"""Keys, each with the time when it was first seen, oldest first."""
 
 
 class SavedStanding(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A peer's standing (reputation.py), but for its allowances."""
+    """A peer's standing (reputation.py) without its allowances."""
 
     peer: Annotated[str, Meta(max_length=MAX_PEER_ID_CHARS)]
     score: Annotated[float, Meta(ge=0, le=FULL_SCORE)]
@@ -58,7 +58,7 @@ class SavedStanding(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """The file."""
+    """The contents of the file."""
 
     format: Literal[1] = 1
     headers_of_proven: SeenKeys = ()
@@ -72,7 +72,7 @@ _decoder = msgspec.msgpack.Decoder(Record)
 
 
 def saved_standings(reputation: Reputation) -> tuple[SavedStanding, ...]:
-    """Standings of the peers that there is anything to say of."""
+    """Returns the standings of the peers about which something is known."""
     return tuple(
         SavedStanding(
             peer, one.score, one.scored_at, one.banned, one.failures, one.ask_again_at, one.slow, one.accepted
@@ -83,22 +83,23 @@ def saved_standings(reputation: Reputation) -> tuple[SavedStanding, ...]:
 
 
 def restore_standings(reputation: Reputation, saved: tuple[SavedStanding, ...]) -> None:
-    """Take up what was remembered of peers."""
+    """Restores saved standings of peers."""
     for one in saved:
         fields = msgspec.structs.asdict(one)
         reputation.restore(fields.pop("peer"), Standing(**fields))
 
 
 def load(path: Path) -> Record | None:
-    """The record that an earlier life left, or None when there was none. One that cannot be read is set
-    aside, with a warning: what it knew is lost, and that there was a life before is not."""
+    """Returns the record of an earlier run, or None if there was none. An unreadable one is set aside with a
+    warning: its contents are lost, but not the fact that there was an earlier run."""
     if not path.exists():
         return None
     return read_kept(path, "the record of peers", _decoder.decode, MAX_RECORD_BYTES) or Record()
 
 
 class Recorder:
-    """Writes what `take` gives to a file, now and then and at the end, in a thread and one at a time."""
+    """Writes the record that `take` returns to a file, now and then and at the end, in a thread and one at a
+    time."""
 
     def __init__(self, path: Path, take: Callable[[], Record]) -> None:
         self._path = path
@@ -109,11 +110,12 @@ class Recorder:
         self._in_a_hurry = asyncio.Event()
 
     def hurry(self) -> None:
-        """Something must not be forgotten, whenever we are killed: write within a second."""
+        """Has the record written within a second, because something must not be forgotten even if we are
+        killed."""
         self._in_a_hurry.set()
 
     async def run(self) -> None:
-        """Write until cancelled: at once, so that the next life knows of this one, then now and then."""
+        """Writes until cancelled: at once, so that the next run knows of this one, then now and then."""
         while True:
             await self.write()
             await asyncio.sleep(min(HURRY_S, WRITE_EVERY_S))
@@ -123,13 +125,13 @@ class Recorder:
             self._in_a_hurry.clear()
 
     async def write(self) -> None:
-        """Bring the file up to date, if there is anything new. An error of the disk is told once."""
+        """Brings the file up to date if there is anything new. An error of the disk is logged once."""
         if self._writing is not None:
             await asyncio.wait([self._writing])
         record = self._take()
         if record == self._written:
             return
-        # Not to be cancelled: a thread that was left alone would meet the next one at the same file.
+        # Must not be cancelled: a thread left alone would write to the same file as the next.
         self._writing = asyncio.get_running_loop().run_in_executor(None, self._write, record)
         await asyncio.shield(self._writing)
 

@@ -14,7 +14,8 @@ from swarmnode.identity.memorable_name import memorable_name
 logger = logging.getLogger(__name__)
 
 MOST_TOLD = 128
-"""Once so many are in the log, reasons that were told are told of no other peer: identities are free."""
+"""Once this many are in the log, reasons already logged are not logged for further peers: identities are
+free."""
 
 MOST_DETAIL = 300
 """Most characters of a reason and its detail in the log: tasks and peers may have written some of it."""
@@ -30,7 +31,7 @@ class Ledger(ExchangeCounts):
         *,
         on_ban: Callable[[str], None] = lambda peer: None,
     ) -> None:
-        """`on_ban` is called with each peer that gets banned."""
+        """`on_ban` is called with each peer that is newly banned."""
         super().__init__()
         self.reputation = reputation
         self._on_ban = on_ban
@@ -38,9 +39,9 @@ class Ledger(ExchangeCounts):
         self._told: set[Reason | tuple[Reason, str]] = set()
 
     def drop(self, reason: str, peer: str, detail: str = "") -> None:
-        """Count something that was not used, and take its price from the peer it came from. The first one of
-        each reason is told in the log, so that a count has an example; the first of each peer, too, as long
-        as there are few."""
+        """Counts something that was not used, and takes its price from the peer that it came from. The first
+        of each reason is logged, so that a count has an example; also the first of each peer, as long as
+        there are few."""
         # A task may raise Rejected with words of its own.
         known = Reason(reason) if reason in KNOWN else Reason.INTERNAL
         self.dropped[known] += 1
@@ -73,7 +74,7 @@ class Ledger(ExchangeCounts):
         )
 
     def let_go(self, reason: Reason, count: int = 1) -> None:
-        """Count what left the pool or the buffer without being used; nobody is to blame."""
+        """Counts what left the pool or the buffer unused; nobody is to blame."""
         if count:
             self.dropped[reason] += count
 

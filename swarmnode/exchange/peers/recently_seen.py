@@ -9,11 +9,12 @@ from collections.abc import Iterable
 from swarmnode.bounded_dict import BoundedDict
 
 KEY_BYTES = 16
-"""Bytes kept of a digest: nobody finds two with one among the few thousand that are remembered."""
+"""Bytes kept of a digest: nobody finds a collision with one of the few thousand that are remembered."""
 
 
 def key_of(*parts: bytes) -> bytes:
-    """A short key for what may be long. Parts of fixed length cannot be cut elsewhere into another key.
+    """Returns a short key for data of any length. If the parts have fixed lengths, only the same parts give
+    it.
 
     >>> len(key_of(b"author", b"hash"))
     16
@@ -22,8 +23,8 @@ def key_of(*parts: bytes) -> bytes:
 
 
 class RecentlySeen(BoundedDict[bytes, float]):
-    """Keys with when each was seen first, oldest first. It forgets each after `ttl_s`, and the oldest when
-    there are more than `max_keys`.
+    """Keys with the time when each was first seen, oldest first. Each is forgotten after `ttl_s`, and the
+    oldest ones when there are more than `max_keys`.
 
     >>> seen = RecentlySeen(max_keys=2, ttl_s=60.0)
     >>> seen.add(b"one", now=0.0), seen.add(b"one", now=1.0), seen.add(b"one", now=61.0)
@@ -35,13 +36,13 @@ class RecentlySeen(BoundedDict[bytes, float]):
         self._ttl_s = ttl_s
 
     def restore(self, items: Iterable[tuple[bytes, float]]) -> None:
-        """Take up what was remembered before a restart, as older than all that was added since."""
+        """Restores keys from before a restart, as older than all that were added since."""
         since = list(self.items())
         self.clear()
         self.update([*sorted(items, key=lambda item: item[1]), *since])
 
     def add(self, key: bytes, now: float) -> bool:
-        """Remember a key; False when it was known already."""
+        """Remembers a key. Returns False if it was known already."""
         self.forget(now)
         if key in self:
             return False
@@ -49,12 +50,12 @@ class RecentlySeen(BoundedDict[bytes, float]):
         return True
 
     def renew(self, key: bytes, now: float) -> None:
-        """Remember a key as seen now, known or not."""
+        """Remembers a key as seen now, known or not."""
         self.forget(now)
         self[key] = now
 
     def forget(self, now: float) -> None:
-        """Let go of what was seen too long ago."""
+        """Forgets keys that were seen too long ago."""
         while self:
             key, seen_at = next(iter(self.items()))
             if now - seen_at < self._ttl_s:

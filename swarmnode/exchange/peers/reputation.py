@@ -2,11 +2,11 @@
 
 gossip, bodies -> [Reputation] -> listen or ignore, ask or wait
 
-It is pure: time is handed in. The score falls with each invalid message (drop_reasons.py) and recovers
-slowly, so that a broken peer is heard again once it is mended. A fetch that gave us nothing is no offence; it
-only makes us wait before we ask again, and ask others first. The number of peers is bounded: whoever was not
-heard of for longest is forgotten, strangers before those who ever gave us a group, so that names without end
-displace each other.
+It is pure: times are passed in. The score falls with each invalid message (drop_reasons.py) and recovers
+slowly, so that a broken peer is heard again once it is mended. A fetch that gave us nothing is not an
+offence; it only makes us wait before we ask again, and ask others first. The number of peers is bounded:
+those not heard of for longest are forgotten first, and strangers before peers that ever gave us a group, so
+that endless names displace only each other.
 """
 
 from collections import Counter, OrderedDict
@@ -32,7 +32,7 @@ from swarmnode.exchange.limits import (
 from swarmnode.token_bucket import TokenBucket
 
 Trust = Literal["neighbour", "proven", "slow", "newcomer"]
-"""neighbour: a policy of this process, of which nothing has to be fetched. The others: see above."""
+"""neighbour: a policy of this process, whose groups need not be fetched. The others: see selection.py."""
 
 FULL_SCORE = 100.0
 
@@ -40,26 +40,26 @@ BAN_BELOW = 20.0
 """Five forgeries, or nine false claims, in short order."""
 
 FORGIVE_AT = 50.0
-"""A banned peer is heard again from here on: half an hour after its last offence."""
+"""A banned peer is heard again from this score on: half an hour after its last offence."""
 
 RECOVERY_PER_S = 1.0 / 60.0
 
 FIRST_PAUSE_S = 5.0
-"""Time before we fetch again from a peer that gave us nothing; doubled each time it happens again."""
+"""Seconds before we fetch again from a peer that gave us nothing; doubled each time it happens again."""
 
 GIVER_PAUSE_S = 1.0
-"""The first such time for a proven author, after what may happen to anybody: a hiccup of its line, or of who
-hands on its groups, is no reason for a swarm of two to stay apart for many rounds."""
+"""The first such pause for a proven author, after a mishap that anybody may have: a hiccup of its line, or of
+the peer that hands on its groups, should not keep a swarm of two apart for many rounds."""
 
 LONGEST_PAUSE_S = 300.0
 
 MOST_SHOWN = 64
-"""Peers that are told one by one."""
+"""Most peers that are listed one by one."""
 
 
 @dataclass(slots=True)
 class Standing:
-    """The memory of one peer."""
+    """Our memory of one peer."""
 
     score: float = FULL_SCORE
     scored_at: float = 0.0
@@ -68,38 +68,39 @@ class Standing:
     """Fetches in a row that gave us nothing of use."""
     ask_again_at: float = 0.0
     slow: bool = False
-    """Its last group was long in coming, or in being judged."""
+    """True if its last group took long to come, or to be judged."""
     judge_s: float = 0.0
-    """Seconds that judging one of its groups takes, the last ones counting most."""
+    """Seconds that judging one of its groups takes; recent groups count most."""
     accepted: int = 0
     dropped: int = 0
-    """Things of it that were not used by its fault, since the start."""
+    """Things from it that were not used through its own fault, since the start."""
     refused: Counter[str] = field(default_factory=Counter[str])
-    """Things of it that were not used or counted against it, by reason, whosever fault it was."""
+    """Things from it that were not used or counted against it, by reason, whether or not it was at fault."""
     headers: TokenBucket = field(default_factory=lambda: TokenBucket(HEADERS_PER_S, HEADERS_BURST))
     requests: TokenBucket = field(default_factory=lambda: TokenBucket(REQUESTS_PER_S, REQUESTS_BURST))
     """Requests that it may still make of us."""
     asks: TokenBucket = field(
         default_factory=lambda: TokenBucket(PACE * REQUESTS_PER_S, PACE * REQUESTS_BURST)
     )
-    """Requests that we may still make of it, by the same rule and a little less: it need not refuse us."""
+    """Requests that we may still make of it: slightly fewer than we allow it, so that it need not refuse
+    us."""
     judging: TokenBucket = field(
         default_factory=lambda: TokenBucket(AUTHOR_JUDGE_S_PER_S, AUTHOR_JUDGE_BURST_S)
     )
     """Seconds that our judge may still spend on it."""
     gave_bytes: float = 0.0
-    """Bodies that came from it, its own and those that it handed on."""
+    """Bytes of the bodies that came from it, its own and those that it handed on."""
     took_bytes: float = 0.0
 
     def pause_s(self, now: float) -> float:
-        """Returns the seconds of its pause that are left. A longer one than any is of a clock that was set
-        back since."""
+        """Returns the seconds left of its pause. A pause longer than LONGEST_PAUSE_S dates from before our
+        clock was set back, and is over."""
         left_s = self.ask_again_at - now
         return left_s if 0 < left_s <= LONGEST_PAUSE_S else 0.0
 
 
 _UNKNOWN = Standing()
-"""The standing of peers that nothing is remembered of."""
+"""The standing of peers that we know nothing about."""
 
 
 class Reputation:
@@ -108,10 +109,10 @@ class Reputation:
     def __init__(self, *, max_peers: int = MAX_TRACKED_PEERS) -> None:
         self._max_peers = max_peers
         self.doubted: Collection[str] = frozenset()
-        """Authors that count as newcomers, whatever was accepted from them: what they teach does not go our
-        way (training/rules/teachers.py)."""
+        """Authors that count as newcomers, however many groups of theirs were accepted: what they teach does
+        not go our way (training/rules/teachers.py)."""
         self._givers: OrderedDict[str, Standing] = OrderedDict()
-        """Peers that a group was accepted from, and all others:"""
+        """Peers from which a group was accepted; `_strangers` holds all others."""
         self._strangers: OrderedDict[str, Standing] = OrderedDict()
 
     def __len__(self) -> int:
@@ -120,28 +121,28 @@ class Reputation:
     # ---- what a peer may do ----
 
     def may_announce(self, peer: str, now: float) -> bool:
-        """Returns True if there is anything left of the peer's allowance of headers."""
+        """Returns True if some of the peer's allowance of headers is left."""
         return self._of(peer).headers.has(now=now)
 
     def announced(self, peer: str, now: float) -> None:
-        """Use up one header of the peer's allowance."""
+        """Uses up one header of the peer's allowance."""
         self._of(peer).headers.take(now=now)
 
     def take_request(self, peer: str, now: float) -> bool:
-        """Use one body request of the peer's allowance; False if none is left."""
+        """Uses up one body request of the peer's allowance. Returns False if none is left."""
         return self._of(peer).requests.take(now=now)
 
     # ---- how it behaves ----
 
     def is_banned(self, peer: str, now: float) -> bool:
         if not self.known(peer).banned:
-            return False  # Anybody can name anybody: nobody is remembered for being asked about.
+            return False  # Anybody can name any peer, so being asked about is not remembered.
         standing = self._of(peer)
         standing.banned = self._recover(standing, now) < FORGIVE_AT
         return standing.banned
 
     def punish(self, peer: str, penalty: float, now: float) -> bool:
-        """Lower a peer's score; True when this one gets it banned."""
+        """Lowers a peer's score. Returns True if this gets the peer banned."""
         standing = self._of(peer)
         standing.dropped += 1
         standing.score = max(0.0, self._recover(standing, now) - penalty)
@@ -150,17 +151,18 @@ class Reputation:
         return newly_banned
 
     def refused(self, peer: str, reason: str) -> None:
-        """Take note of why something of a peer was not used. Nobody is remembered for that alone."""
+        """Notes why something of a peer was not used. This alone does not make us remember a peer."""
         standing = self._givers.get(peer) or self._strangers.get(peer)
         if standing is not None:
             standing.refused[reason] += 1
 
     def score(self, peer: str, now: float) -> float:
-        """Returns the rest of a peer's score."""
+        """Returns a peer's present score."""
         return self._recover(self.known(peer), now)
 
     def banned_for_s(self, peer: str, now: float) -> float:
-        """Returns the seconds that a ban will last if nothing more happens; 0 for who is not banned."""
+        """Returns the seconds that a ban will last if nothing more happens; 0 for a peer that is not
+        banned."""
         standing = self._of(peer)
         return (FORGIVE_AT - self._recover(standing, now)) / RECOVERY_PER_S if standing.banned else 0.0
 
@@ -170,38 +172,39 @@ class Reputation:
     # ---- what it gives and takes ----
 
     def gave(self, peer: str, size_bytes: int) -> None:
-        """Take note of a body that came from this peer, whoever made it."""
+        """Notes a body that came from this peer, regardless of its author."""
         self._of(peer).gave_bytes += size_bytes
 
     def took(self, peer: str, size_bytes: int) -> None:
-        """Take note of a body that this peer had from us."""
+        """Notes a body that this peer got from us."""
         self._of(peer).took_bytes += size_bytes
 
     def gives(self, peer: str) -> bool:
-        """Return True if something came from the peer, and it did not take much more from us."""
+        """Returns True if something came from the peer, and it did not take much more from us."""
         standing = self._of(peer)
         return standing.took_bytes < TAKEN_PER_GIVEN * standing.gave_bytes
 
     # ---- what it is worth to us ----
 
     def trust_of(self, peer: str) -> Trust:
-        """Returns what the peer has shown of itself as an author; asking does not count as hearing of it."""
+        """Returns the trust that the peer has earned as an author; asking does not count as hearing of it."""
         standing = self.known(peer)
         if standing.accepted < PROVEN_AFTER or peer in self.doubted:
             return "newcomer"
         return "slow" if standing.slow or standing.failures else "proven"
 
     def known(self, peer: str) -> Standing:
-        """Returns what is remembered of a peer, to be read only; asking does not count as hearing of it."""
+        """Returns our memory of a peer, to be read only; asking does not count as hearing of it."""
         return self._givers.get(peer) or self._strangers.get(peer, _UNKNOWN)
 
     @property
     def givers(self) -> Collection[str]:
-        """Authors of whom a group was accepted."""
+        """Authors from which a group was accepted."""
         return self._givers.keys()
 
     def may_be_asked(self, peer: str, now: float) -> bool:
-        """Returns True if the pause after its last failure is over, and it would not have to refuse us."""
+        """Returns True if the pause after the peer's last failure is over, and it would not have to refuse
+        us."""
         standing = self.known(peer)
         return not standing.pause_s(now) and standing.asks.has(now=now)
 
@@ -210,29 +213,29 @@ class Reputation:
         return self.known(author).judging.has(0.0, now=now)
 
     def was_judged(self, author: str, took_s: float, now: float) -> None:
-        """Judging a group of this author took so long, whatever came of it."""
+        """Charges the seconds that judging a group of this author took, whatever came of it."""
         standing = self._of(author)
-        standing.judging.has(0.0, now=now)  # The time until now is made up for first.
+        standing.judging.has(0.0, now=now)  # The time until now is credited first.
         standing.judging.owe(took_s)
         standing.judge_s = (standing.judge_s + took_s) / 2 if standing.judge_s else took_s
 
     def ask(self, peer: str, now: float) -> bool:
-        """Use up one of the requests that we may make of this peer; False when there is none left."""
+        """Uses up one of the requests that we may make of this peer. Returns False if none is left."""
         return self._of(peer).asks.take(now=now)
 
     def did_not_deliver(self, author: str, now: float, *, mishap: bool = False) -> None:
-        """A fetch from this author gave us nothing of use, whosever fault it was. `mishap`: it may happen to
-        anybody."""
+        """Notes that a fetch from this author gave us nothing of use, regardless of fault. `mishap`: it may
+        happen to anybody."""
         standing = self._of(author)
         if standing.pause_s(now):
-            return  # It was asked before the pause began, for several at once: that is one mishap.
+            return  # It was asked for several groups before the pause: that is one mishap.
         first_s = GIVER_PAUSE_S if mishap and standing.accepted >= PROVEN_AFTER else FIRST_PAUSE_S
         pause_s = min(LONGEST_PAUSE_S, first_s * 2.0 ** min(standing.failures, 16))
         standing.failures += 1
         standing.ask_again_at = now + pause_s
 
     def did_deliver(self, author: str, took_s: float) -> None:
-        """A fetch from this author gave us a group, after so long."""
+        """Notes that a fetch from this author gave us a group after `took_s` seconds."""
         standing = self._of(author)
         standing.failures = 0
         standing.ask_again_at = 0.0
@@ -247,7 +250,7 @@ class Reputation:
                 self._givers.popitem(last=False)
 
     def figures(self, now: float) -> tuple[PeerFigures, ...]:
-        """Returns those peers that there is most to say of, at most MOST_SHOWN."""
+        """Returns figures of the peers that we know most about, at most MOST_SHOWN."""
         found = nlargest(MOST_SHOWN, self.standings(), key=lambda one: (one[1].accepted, one[1].dropped))
         return tuple(
             PeerFigures(
@@ -262,12 +265,12 @@ class Reputation:
     # ---- memory ----
 
     def standings(self) -> Iterator[tuple[str, Standing]]:
-        """All of them; those heard of last come last."""
+        """Yields all standings: strangers, then givers, in each case those heard of last at the end."""
         yield from self._strangers.items()
         yield from self._givers.items()
 
     def restore(self, peer: str, standing: Standing) -> None:
-        """Take up what was remembered of a peer before a restart."""
+        """Restores what was remembered of a peer before a restart."""
         kind = self._givers if standing.accepted else self._strangers
         if len(self) < self._max_peers:
             kind[peer] = standing
@@ -283,7 +286,7 @@ class Reputation:
         return standing
 
     def _recover(self, standing: Standing, now: float) -> float:
-        """Bring the score up to now."""
+        """Brings the score up to date, and returns it."""
         elapsed_s = max(0.0, now - standing.scored_at)
         standing.score = min(FULL_SCORE, standing.score + elapsed_s * RECOVERY_PER_S)
         standing.scored_at = now

@@ -2,9 +2,9 @@
 
 Inbox (headers), receipts.py (versions), BodyRoutes (reach) -> [SwarmHealth] -> status, page, metrics
 
-Nothing is asked of anybody for it, and nobody's view is the true one: what is counted are names, which cost
-nothing, and what they say. So it is shown, and nothing is decided by it. Names of tasks and versions are
-words of strangers and stay out of the names of metrics.
+No node is asked anything for this, and no node's view is the true one: it counts names, which cost nothing,
+and their statements. So it is shown, and nothing is decided by it. Names of tasks and versions are strangers'
+words and stay out of the names of metrics.
 """
 
 import math
@@ -18,25 +18,25 @@ from swarmnode.exchange.limits import PROTOCOL
 from swarmnode.exchange.messages import Header
 
 HEARD_S = 900.0
-"""Who was not heard for so long is not counted: a round of a large model takes minutes."""
+"""Nodes not heard for this many seconds are not counted: a round of a large model takes minutes."""
 
 RATE_S = 60.0
-"""Time over which the rate of headers is a mean, the last ones counting most."""
+"""Seconds over which the rate of headers is averaged; recent ones count most."""
 
 MAX_NODES = 4096
 MAX_TASKS_OF_NODE = 8
-"""Names of tasks, the last ones, that are remembered of one node: 2 MiB for all."""
+"""Latest names of tasks that are remembered of one node: 2 MiB for all nodes."""
 
 MOST_NAMES = 16
-"""Tasks and versions that are named, those of most nodes first."""
+"""Most tasks and versions that are named, those of most nodes first."""
 
 AGAIN_S = 5.0
-"""So long one count is shown: names may come by the thousand."""
+"""Seconds for which one count is shown: names may come by the thousand."""
 
 
 @dataclass(slots=True)
 class HeardNode:
-    """The last words of one node."""
+    """The latest statements of one node."""
 
     at: float
     tasks: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class HeardNode:
 
 
 class SwarmHealth:
-    """Counts whom a node hears. Pure: names and times go in, figures come out."""
+    """Counts the nodes that this one hears. Pure: names and times go in, figures come out."""
 
     def __init__(self, swarm: str, clock: Callable[[], float]) -> None:
         self._swarm, self._clock = swarm, clock
@@ -55,7 +55,7 @@ class SwarmHealth:
         self._shown, self._shown_at = HealthStats(), float("-inf")
 
     def heard(self, author: str, header: Header) -> None:
-        """Take note of a header that its author signed, in time, whatever its task is."""
+        """Notes a header that its author signed, in time, whatever its task is."""
         if (header.protocol, header.swarm) != (PROTOCOL, self._swarm):
             return
         node = self._heard(author)
@@ -63,12 +63,12 @@ class SwarmHealth:
         self._headers = self._decayed() + 1
 
     def told(self, node: str, software: str) -> None:
-        """Take note of a node's own word on its version of swarmnode."""
+        """Notes a node's own statement of its version of swarmnode."""
         self._heard(node).software = software
 
     def figures(self, known: Collection[str], reaches: Callable[[str], bool | None]) -> HealthStats:
-        """Returns what is heard now. `known`: authors of groups that passed all checks; `reaches`: whether we
-        are connected to a node, None if nobody tried to be."""
+        """Returns the present figures. `known`: authors of groups that passed all checks; `reaches`: returns
+        True if we are connected to a node, False if it was dialled in vain, and None if nobody tried."""
         now = self._clock()
         if 0 <= now - self._shown_at < AGAIN_S:
             return self._shown

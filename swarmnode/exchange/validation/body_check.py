@@ -3,7 +3,7 @@
 BodyTransfer -> Judge.run([check_body]) -> buffer -> trainer
 
 They call the task and the tokenizer, so they run in a thread with a deadline (judge.py): no answer can stall
-the event loop. All is looked at before anything is kept; Rejected names the Reason.
+the event loop. Everything is checked before anything is kept; Rejected names the Reason.
 """
 
 import time
@@ -20,11 +20,11 @@ from swarmnode.tasks.task import Task, is_environment, redraw, score_strictly
 from swarmnode.types import Completion, Example, FinishReason, RolloutGroup, Scores, one_span
 
 Encode = Callable[[str, FinishReason], tuple[int, ...]]
-"""The local policy's tokens of a completion; with its EOS token when the finish is "stop", which is never
-claimed of a stranger's."""
+"""The local policy's tokens of a completion, with its EOS token if the finish is "stop", which strangers'
+answers are never taken to have."""
 
 PromptIds = Callable[[Prompt], tuple[int, ...]]
-"""The local policy's tokens of a prompt, chat template and all."""
+"""The local policy's tokens of a prompt, chat template included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class BodyRules:
     max_prompt_tokens: int
     max_tokens: int
     encode_turns: EncodeTurns | None = None
-    """The local policy's tokens of an episode. None: nothing of environments is used."""
+    """The local policy's tokens of an episode. None: groups of environments are not used."""
     clock: Callable[[], float] = time.monotonic
 
 
@@ -48,11 +48,11 @@ class CheckedBody:
     group: RolloutGroup
     fingerprint: bytes
     false_claim: str = ""
-    """What the author said of its rewards, and ours, where these differ. Empty: they are ours."""
+    """The author's claim about its rewards, and ours, if they differ. Empty: they agree."""
 
 
 def open_body(data: bytes, author: str, header: Header) -> Body:
-    """Return a body that belongs to the header of this author. Raises Rejected."""
+    """Returns the body in `data`, which must belong to this author's header. Raises Rejected."""
     body = decode_body(data)
     if (body.author, body.key, len(body.answers)) != (author, header.key, header.group_size):
         raise Rejected(Reason.BODY_MISMATCH, "the body belongs to another header")
@@ -60,7 +60,8 @@ def open_body(data: bytes, author: str, header: Header) -> Body:
 
 
 def check_body(data: bytes, announcement: Announcement, rules: BodyRules) -> CheckedBody:
-    """Redraw the example, tokenize and score the answers. Raises Rejected; blocks while the task works."""
+    """Redraws the example, then tokenizes and scores the answers. Raises Rejected. Blocks while the task
+    works."""
     header = announcement.header
     body = open_body(data, announcement.author, header)
     task = rules.tasks[header.task]
@@ -69,7 +70,7 @@ def check_body(data: bytes, announcement: Announcement, rules: BodyRules) -> Che
     except JudgementOverran as error:
         if not is_environment(task):
             raise
-        # It may be slow for everybody, and its author need not know.
+        # The environment may be slow for everybody, without its author knowing.
         raise Rejected(Reason.PLAY_TIMEOUT, error.message) from error
     if all(reward is None for reward in group.rewards):
         raise Rejected(Reason.JUDGE_BUSY, "our judge gave no score to any of its answers")
@@ -87,13 +88,14 @@ def _judged(
 
 
 def require_advantage(group: RolloutGroup) -> None:
-    """SAPO's filter: a group whose rewards are all equal teaches nothing. Raises Rejected."""
+    """Raises Rejected if all rewards are equal (SAPO's filter): such a group teaches nothing."""
     if not group.has_gradient:
         raise Rejected(Reason.ZERO_ADVANTAGE)
 
 
 def false_claim(header: Header, group: RolloutGroup) -> str:
-    """Returns what is wrong with the rewards that a group was announced with; empty: nothing."""
+    """Returns a description of what is wrong with the rewards that a group was announced with. Empty:
+    nothing."""
     if not is_false_claim(header, group):
         return ""
     claimed, own = (
@@ -107,8 +109,8 @@ def false_claim(header: Header, group: RolloutGroup) -> str:
 
 def is_false_claim(header: Header, group: RolloutGroup) -> bool:
     """Returns True if the author announced other rewards than our judge gives. `group` has the answers that
-    were judged: where these are not all, or our judge had no time for some, True if no rewards of the others
-    could make the claim true."""
+    were judged. If some are missing, or our judge had no time for some, it returns True only if no rewards of
+    theirs could make the claim true."""
     if len(group.completions) < header.group_size or None in group.rewards:
         return _contradicts(header, group)
     return _differ(header.reward_mean, group.reward_mean) or _differ(header.reward_std, group.reward_std)
@@ -121,13 +123,13 @@ def _differ(claimed: float | None, own: float | None) -> bool:
 
 
 def _contradicts(header: Header, group: RolloutGroup) -> bool:
-    """Returns True if the judged part rules the claimed mean and spread out. The others' deviations from that
-    mean must sum to the opposite of the part's, with the squares that it leaves of all: Cauchy and Schwarz
-    say whether so many numbers can. What an honest author claims is never ruled out."""
+    """Returns True if the judged part rules out the claimed mean and spread. The other rewards' deviations
+    from that mean must sum to the opposite of the judged part's sum, and their squares to what it leaves of
+    the total: Cauchy-Schwarz tells if that many numbers can. An honest author's claim is never ruled out."""
     rewards = [reward for reward in group.rewards if reward is not None]
     if header.reward_mean is None or header.reward_std is None:
         return bool(rewards)
-    # Whether its author's judge scored those that ours did not, nobody knows here.
+    # We cannot know whether the author's judge scored the answers that ours did not.
     scored = header.group_size
     deviations = [reward - header.reward_mean for reward in rewards]
     std = header.reward_std + CLAIM_TOLERANCE * max(1.0, header.reward_std)
@@ -145,7 +147,7 @@ def _redraw(task: Task, header: Header) -> Example:
 
 
 def _check_prompt(prompt: Prompt, rules: BodyRules) -> None:
-    # Its author's policy may take longer prompts than ours, or its tokenizer may need fewer tokens for them.
+    # The author's policy may take longer prompts than ours, or its tokenizer may need fewer tokens for them.
     length = len(rules.prompt_ids(prompt))
     if length > rules.max_prompt_tokens:
         raise Rejected(
@@ -156,11 +158,11 @@ def _check_prompt(prompt: Prompt, rules: BodyRules) -> None:
 def _look_at(
     answers: Sequence[Answer], task: Task, example: Example, policy_version: int, rules: BodyRules
 ) -> tuple[tuple[Completion, ...], tuple[Scores, ...]]:
-    """The answers in our tokens, and their scores.
+    """Returns the answers in our tokens, and their scores.
 
-    Answers that are too long for us are left out, as nobody knows the tokens of others: an honest policy that
-    samples half a character is longer when its text is read again. Where they are half of what was looked at
-    or more, the author makes us read for nothing. Raises Rejected.
+    Answers that are too long for us are left out, because nobody knows other nodes' tokens: text of an honest
+    policy that samples half a character has more tokens when it is read again. If half of the answers read or
+    more are too long, their author makes us read for nothing. Raises Rejected.
     """
     reader = _reader(task, example, policy_version, rules)
     read = reader.read(answers)
@@ -181,14 +183,14 @@ def _look_at(
 
 @dataclass(slots=True)
 class _TextReader:
-    """Reads answers that are one text each."""
+    """Reads answers that each consist of one text."""
 
     policy_version: int
     rules: BodyRules
     refusal: Reason = Reason.TOO_LONG
 
     def read(self, answers: Sequence[Answer]) -> list[Completion | None]:
-        # Who knows the answer says it again and again.
+        # A policy that knows the answer gives it again and again.
         different = {answer.text: answer for answer in answers}
         read = {text: _completion(one, self.policy_version, self.rules) for text, one in different.items()}
         return [read[answer.text] for answer in answers]
@@ -197,7 +199,7 @@ class _TextReader:
 def _reader(
     task: Task, example: Example, policy_version: int, rules: BodyRules
 ) -> EpisodeReader | _TextReader:
-    """Returns the reader of answers to an example: those of an environment are played again."""
+    """Returns the reader for the answers to an example; answers to an environment are played again."""
     if not is_environment(task):
         return _TextReader(policy_version, rules)
     if rules.encode_turns is None:
@@ -207,22 +209,23 @@ def _reader(
 
 
 def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Completion | None:
-    """A stranger's answer in our tokens, without the end that it claims. None: it is too long for us.
+    """Returns a stranger's answer in our tokens, without the end that it claims. None: it is too long for us.
 
     Text can be judged again here, `finish` cannot. Right answers marked "length" and wrong ones marked "stop"
-    would make EOS the token that tells them apart, and unlearn it: a tiny policy fell from 0.73 to 0.44 in 90
-    s. Other rules that were tried leave a lever. To believe `finish` in groups where all claim "stop", or to
-    end every answer with EOS since our judge saw the text end there, makes the credit on EOS sum to zero over
-    the group; but only for losses that weigh tokens alike (one that divides by length weighs the EOS of short
-    answers more, and authors choose lengths), and where an answer fills our limit there is no room for it. To
-    mark as ended only what is right would teach to stop early. Where our policy stops it learns from its own
-    answers, half of each batch or more, which know. Under the attack (16 own and 16 such groups a round, 24
-    rounds) held-out reward was 0.24 with the claim believed, 0.39 with EOS everywhere, 0.56 with none; among
-    three honest nodes 0.61, 0.67 and 0.67. (That is for groups that are trained on as they are. Behind single
-    answers that our judge gave full marks our own end may be taught, whatever was claimed: book_rule.py.)
+    would make EOS the token that tells them apart, and the policy would unlearn it: a tiny policy fell from
+    0.73 to 0.44 in 90 s. The other rules that were tried can still be exploited. Believing `finish` in groups
+    where all claim "stop", or ending every answer with EOS because our judge saw the text end there, makes
+    the credit on EOS sum to zero over the group. But that holds only for losses that weigh tokens alike (a
+    loss that divides by length weighs the EOS of short answers more, and authors choose lengths), and an
+    answer that fills our limit has no room for EOS. Marking only right answers as ended would teach the
+    policy to stop early. Our policy learns when to stop from its own answers, half of each batch or more,
+    whose ends are known. Under the attack (16 own and 16 such groups a round, 24 rounds) held-out reward was
+    0.24 with the claim believed, 0.39 with EOS everywhere, 0.56 with none; among three honest nodes 0.61,
+    0.67 and 0.67. (That is for groups that are trained on as they are. After single answers that our judge
+    gave full marks, our own end may be taught, whatever was claimed: book_rule.py.)
 
-    So `finish` is "length" here: it says that no EOS is among the tokens, as everywhere. An
-    answer that is nothing but its end has no tokens: it counts in its group's mean and is not trained on.
+    So `finish` is "length" here, which says, as everywhere, that no EOS is among the tokens. An answer that
+    is nothing but its end has no tokens: it counts in its group's mean and is not trained on.
     """
     if not isinstance(answer.text, str):
         raise Rejected(Reason.MALFORMED_BODY, "turns for a task that is not an environment")
@@ -236,7 +239,8 @@ def _completion(answer: Answer, policy_version: int, rules: BodyRules) -> Comple
 
 
 def _score(task: Task, example: Example, completions: Sequence[Completion]) -> tuple[Scores, ...]:
-    # A judge that compares answers judges none of strangers: each has the score that it has alone.
+    # Judges that compare answers are not used on strangers', so each answer's score does not depend on the
+    # others.
     different = list(dict.fromkeys(completion.said for completion in completions))
     try:
         scores = dict(zip(different, score_strictly(task, example, different), strict=True))

@@ -1,12 +1,12 @@
-"""Episodes of strangers, played again: what their policy said, and what our own environment says to it.
+"""Episodes of strangers, played again: their policy's words, and our own environment's replies.
 
 Answer.text, turn by turn -> [EpisodeReader.read] -> task.observe (in the strangers' process) -> Completion
   -> body_check.py
 
-Nothing that a stranger's environment is said to have observed is ever read: it does not travel. An episode
-that does not end where its author's did is dropped: turns behind its end, or an end before it, unless it has
-all the turns that there are. One that is too long for us is not played on. Token ids are ours, and so are the
-stretches of them that nobody is trained on.
+The observations of a stranger's environment do not travel and are never read. An episode that does not end
+where its author's did is dropped: it has turns after our environment's end, or stops before that end without
+having used all the turns that there are. One that is too long for us is not played on. Token ids are ours,
+and so are the stretches of them that are not trained on.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,7 @@ from swarmnode.tasks.task import Environment
 from swarmnode.types import Completion, Example, FinishReason, Stretch, one_span
 
 EncodeTurns = Callable[[Sequence[Turn], FinishReason], tuple[tuple[int, ...], tuple[Stretch, ...]]]
-"""The local policy's tokens of an episode, and those of them that the environment wrote."""
+"""The local policy's tokens of an episode, and the stretches of them that the environment wrote."""
 
 
 @dataclass(slots=True)
@@ -35,15 +35,16 @@ class EpisodeReader:
     max_tokens: int
     clock: Callable[[], float]
     refusal: Reason = Reason.UNFINISHED
-    """Why episodes were dropped: UNFINISHED, until one was for more than its author's own limit of turns."""
+    """The reason why episodes were dropped: UNFINISHED, until one is dropped for a reason that its author's
+    own limit of turns does not explain."""
     _began: float = field(init=False)
 
     def __post_init__(self) -> None:
         self._began = self.clock()
 
     def read(self, answers: Sequence[Answer]) -> list[Completion | None]:
-        """The answers in our tokens, as many as there was time for; None for those that do not play. Raises
-        Rejected, JudgementLost."""
+        """Returns the answers in our tokens, as many as there was time for, with None for those that are
+        dropped. Raises Rejected, JudgementLost."""
         played: list[Completion | None] = []
         for answer in answers:
             if not isinstance(answer.text, tuple):
@@ -57,7 +58,7 @@ class EpisodeReader:
         return played
 
     def _turns(self, saids: Sequence[str]) -> tuple[Turn, ...] | None:
-        """The episode; () where it ends elsewhere or is too long; None: there was no time."""
+        """Returns the episode. (): it ends elsewhere or is too long. None: there was no time."""
         turns: list[Turn] = []
         most = self.task.most_turns
         left = sum(map(len, saids))
@@ -65,7 +66,7 @@ class EpisodeReader:
             if self._is_too_long(turns, left):
                 return self._refused(Reason.TOO_LONG)
             if len(turns) + 1 == most:
-                turns.append(Turn(said))  # Nobody answers it, at its author's neither.
+                turns.append(Turn(said))  # Nothing replies to it, as in its author's environment.
                 break
             left -= len(said)
             if self.clock() - self._began > PLAY_S:
@@ -87,7 +88,7 @@ class EpisodeReader:
             raise Rejected(Reason.UNSCORABLE, error.message) from error
 
     def _is_too_long(self, turns: Sequence[Turn], left: int) -> bool:
-        """Returns True if an episode cannot fit any more, with so many characters still to be said."""
+        """Returns True if an episode can no longer fit, with `left` characters still to be said."""
         if not self._may_fit(_characters(turns) + left):
             return True
         return bool(turns) and len(self.encode_turns(turns, "length")[0]) > self.max_tokens
@@ -110,7 +111,7 @@ class EpisodeReader:
         return Completion(turns, token_ids, None, spans, "length", given=given)
 
     def _may_fit(self, characters: int) -> bool:
-        """Returns True if so much text could have few enough tokens, without counting them."""
+        """Returns True if this much text could have few enough tokens, without counting them."""
         return characters <= self.max_tokens * MAX_CHARS_PER_TOKEN
 
 

@@ -24,7 +24,7 @@ BODY_OVERHEAD_BYTES = 1024
 
 
 def open_gossip(data: bytes, sender: str, now: float, max_age_s: float) -> Header:
-    """Return the header in a gossip message: signed by who sent it, and in time. Raises Rejected."""
+    """Returns the header in a gossip message: signed by its sender, and in time. Raises Rejected."""
     author, header = open_header(data)
     if author != sender:
         raise Rejected(Reason.SENDER_MISMATCH, f"{sender} sent a header of {author}")
@@ -38,15 +38,15 @@ def open_gossip(data: bytes, sender: str, now: float, max_age_s: float) -> Heade
 def check_header(
     data: bytes, arrival: Arrival, *, settings: ExchangeSettings, tasks: Mapping[str, Task]
 ) -> Announcement:
-    """Return the announcement in a sealed header of a library, of any age: signed, well-formed and of use to
-    us. Raises Rejected."""
+    """Returns the announcement in a library's sealed header, which may be of any age: signed, well-formed and
+    of use to us. Raises Rejected."""
     author, header = open_header(data)
     check_of_use(author, header, settings, tasks, spread=False)
     return Announcement(author, header, data, arrival)
 
 
 def open_header(data: bytes) -> tuple[str, Header]:
-    """Return the author and the header of a sealed one: signed and well-formed. Raises Rejected."""
+    """Returns the author and the contents of a sealed header: signed and well-formed. Raises Rejected."""
     envelope = unseal(data, HEADER_CONTEXT, max_bytes=MAX_HEADER_BYTES)
     return envelope.author, decode_header(envelope.payload)
 
@@ -54,7 +54,7 @@ def open_header(data: bytes) -> tuple[str, Header]:
 def check_of_use(
     author: str, header: Header, settings: ExchangeSettings, tasks: Mapping[str, Task], *, spread: bool
 ) -> None:
-    """Raises Rejected for what we take from no stranger, or from none like its author. `spread`: see
+    """Raises Rejected for headers that we take from no stranger, or not from this author. `spread`: see
     `check_fits`."""
     if settings.publishers is not None and author not in settings.publishers:
         raise Rejected(Reason.NOT_A_PUBLISHER)
@@ -65,8 +65,8 @@ def check_of_use(
 def check_fits(
     header: Header, settings: ExchangeSettings, tasks: Mapping[str, Task], *, spread: bool
 ) -> None:
-    """Raises Rejected for what is of no use to us, whoever announces it. `spread`: only where its rewards
-    differ it is of use. Right answers that were asked for, and those of a library, are in any case."""
+    """Raises Rejected for headers that are of no use to us, regardless of their author. `spread`: the header
+    must claim rewards that differ. Right answers that we asked for, and those of a library, need not."""
     if header.protocol != PROTOCOL:
         raise Rejected(Reason.OTHER_PROTOCOL, f"protocol {header.protocol}")
     if header.swarm != settings.swarm:
@@ -85,14 +85,15 @@ def check_fits(
 
 
 def require_exchanged(task: Task | None) -> None:
-    """The one rule of which tasks' groups go to other nodes and come from them; policies of one process are
-    one node. A vote among a stranger's answers, for one, is the stranger's own word. Raises Rejected."""
+    """Raises Rejected if groups of this task are not exchanged with other nodes. This is the only such rule;
+    policies of one process are one node. A vote among a stranger's answers, for example, is only the
+    stranger's own word."""
     if task is not None and not may_be_exchanged(task):
         raise Rejected(Reason.NOT_EXCHANGED, f"answers to {task.name} stay at home")
 
 
 def largest_body(group_size: int, max_tokens: int) -> int:
-    """Bytes of a compressed body whose answers we could train on.
+    """Returns the most bytes of a compressed body whose answers we could train on.
 
     >>> largest_body(8, 10), largest_body(8, 1024)
     (2304, 132096)

@@ -3,9 +3,9 @@
 Fetcher, Borrower -> [Judge.run] -> check_body in a thread -> a group, or Rejected
 
 One judgement at a time: scoring must not take the cores from training. The rule is the one by which a node
-judges its own rollouts (tasks/judging/own_judge.py), with less patience: the code of task files runs in a
-process that is ended at its deadline, and what else overruns in a thread is left behind and counted; with
-too many stuck, nothing is judged until one returns. The process is not the one that judges our own rollouts.
+judges its own rollouts (tasks/judging/own_judge.py), with less patience. The code of task files runs in a
+process that is ended at its deadline, and not in the one that judges our own rollouts. Anything else that
+overruns is left behind in its thread and counted; with too many stuck, nothing is judged until one returns.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Judge:
-    """`await judge.run(work)` gives what `work()` returns or raises, or Rejected after `timeout_s`."""
+    """`await judge.run(work)` returns or raises what `work()` does, or raises Rejected after `timeout_s`."""
 
     def __init__(self, timeout_s: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._timeout_s = timeout_s
@@ -36,7 +36,7 @@ class Judge:
 
     @property
     def stuck(self) -> int:
-        """Threads that overran and still run."""
+        """Number of threads that overran and still run."""
         return self._stuck.total()
 
     def is_stuck_on(self, author: str) -> bool:
@@ -50,8 +50,8 @@ class Judge:
         *,
         author: str = "",
     ) -> T:
-        """`took` is called with the seconds that the work took, without those that it waited for others; not
-        where a process was still being loaded, which is nobody's work."""
+        """Runs `work` in a thread. `took` is called with the seconds that it took, without those that it
+        waited for others; it is not called if a process was still loading, which is nobody's work."""
         async with self._turn:
             if self.stuck >= MAX_STUCK_JUDGEMENTS:
                 raise Rejected(Reason.JUDGE_STUCK, f"{self.stuck} judgements never returned")
@@ -68,7 +68,7 @@ class Judge:
     async def _run_in_thread(self, work: Callable[[], T], author: str) -> T:
         judged = in_daemon_thread(work, self._timeout_s)
         waited = asyncio.wrap_future(judged)
-        # What is wrong with an answer is told below: asyncio need not log it as something nobody looked at.
+        # Errors are raised below; asyncio must not log them as exceptions that were never retrieved.
         waited.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             while not judged.done() and (left_s := judged.clock.left_s) > 0:
@@ -84,18 +84,18 @@ class Judge:
         except JudgementOverran as error:
             raise Rejected(Reason.SCORE_TIMEOUT, error.message) from error
         except JudgementLost as error:
-            # A process that is still being started, or that died, is no peer's fault.
+            # A process that is still being started, or that died, is not a peer's fault.
             raise Rejected(Reason.UNSCORABLE, error.message) from error
 
     def _count_until_it_returns(self, judged: "Future[Any]", author: str) -> None:
         loop = asyncio.get_running_loop()
 
         def returned(_: "Future[Any]") -> None:
-            # The loop is closed when the node has ended meanwhile; then nobody counts any more.
+            # The loop is closed if the node has ended meanwhile; then nobody counts any more.
             with suppress(RuntimeError):
-                # Not the method of the counter of now, which another one replaces.
+                # A lambda, since `self._stuck` may be another Counter by then.
                 loop.call_soon_threadsafe(lambda: self._stuck.subtract((author,)))
 
-        self._stuck = +self._stuck  # Names that are stuck on nothing any more go.
+        self._stuck = +self._stuck  # Authors with nothing stuck any more are removed.
         self._stuck[author] += 1
         judged.add_done_callback(returned)

@@ -10,7 +10,7 @@ from swarmnode.token_bucket import TokenBucket
 
 class JudgeTime:
     """Seconds that the judge may still work for strangers: for proven authors together, for all others
-    together, and for each alone. Time is handed in, by a clock that nobody sets."""
+    together, and for each author alone. Times are passed in, from a clock that nobody sets."""
 
     def __init__(self, reputation: Reputation) -> None:
         self.reputation = reputation
@@ -21,7 +21,8 @@ class JudgeTime:
         return trust == "neighbour" or self._left[trust == "proven"].has(0.0, now=now)
 
     def took(self, author: str, trust: Trust, seconds: float, now: float) -> None:
-        """A judgement of this author's took so long, whatever came of it."""
-        self.is_left(trust, now)  # The time until now is made up for first.
+        """Charges the seconds of a judgement to its author and to authors of its kind, whatever came of
+        it."""
+        self.is_left(trust, now)  # The time until now is credited first.
         self._left[trust == "proven"].owe(seconds)
         self.reputation.was_judged(author, seconds, now)

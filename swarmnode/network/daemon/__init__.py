@@ -1,1 +1,1 @@
-"""The libp2p stack that a node runs: the p2pd process, its control protocol, and who keeps it alive."""
+"""The libp2p stack that a node runs: the p2pd process, its control protocol, and its supervision."""

@@ -4,12 +4,12 @@ p2pd_host.py -> [ControlClient] -> Unix socket (varint-framed protobuf) -> p2pd
 hivemind wheel -> [load_messages] -> ControlClient
                -> [find_daemon] -> daemon_process.py
 
-A daemon that cannot be asked is HostDown; one that answers "no" is DaemonRefused, which callers translate,
-because what went wrong depends on the question. Much of what it says it only passes on from peers: of that,
-what makes no sense is skipped and counted, and never says anything about the daemon.
+A daemon that cannot be asked is HostDown. One that answers "no" is DaemonRefused, which callers translate,
+because the meaning depends on the question. Much of its output it only passes on from peers: the parts that
+make no sense are skipped and counted, and never say anything about the daemon.
 
-Of the hivemind wheel we use the go-libp2p daemon and its protobuf messages. hivemind itself is not imported:
-it would import torch. `find_spec` only looks where the package lies.
+Of the hivemind wheel we use the go-libp2p daemon and its protobuf messages. hivemind itself is not imported,
+because it would import torch; `find_spec` only looks up where the package lies.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from swarmnode.network.skip_counters import SkipCause, SkipCounters
 from swarmnode.printable import printable
 
 LOCAL_TIMEOUT_S = 5.0
-"""Limit of questions that the daemon answers by itself, in under a millisecond on a quiet machine."""
+"""Deadline of questions that the daemon answers by itself, in under a millisecond on a quiet machine."""
 
 MAX_REPLY_BYTES = 4 * 1024 * 1024
 """Longest reply of the daemon in bytes. GossipSub caps its messages at 1 MiB, and a list of 256 peers stays
@@ -57,7 +57,7 @@ class DaemonRefused(NetworkError):
 
 
 class Unusable(NetworkError):
-    """Raised for data of a peer, passed on by the daemon, that cannot be used. The daemon itself is well."""
+    """Raised for data of a peer, passed on by the daemon, that cannot be used. The daemon itself is fine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class ControlClient:
 
     async def read_gossip(self, reader: asyncio.StreamReader) -> GossipFrame:
         """Returns the next message of a subscription. Raises HostDown if the daemon ended it, and Unusable
-        for a message that nobody can have sent; the next one can be read all the same."""
+        for a message that nobody can have sent; the next one can still be read."""
         message = await self._receive(reader, self._pb.PSMessage())
         # `from` is a keyword of Python, hence no attribute syntax.
         return GossipFrame(_usable_id(getattr(message, "from")), message.data)
@@ -175,10 +175,10 @@ class ControlClient:
                     if len(found) == limit:
                         break
         except RequestTimeout:
-            # A lookup may wait for peers that are gone; what it found by now is the answer.
+            # A look-up may wait for peers that are gone; its findings so far are the answer.
             pass
         except Unusable as error:
-            # The frames behind it are lost with it.
+            # The frames after it are lost as well.
             self._skipped.note(SkipCause.PROVIDER_RECORD, error.message)
         return tuple(found)
 
@@ -243,7 +243,7 @@ class ControlClient:
         return message
 
     def _usable(self, peers: Iterable[Any], cause: SkipCause) -> Iterator[PeerAddresses]:
-        """Returns the peers of a list, without malformed ones."""
+        """Yields the peers of a list, without malformed ones."""
         for info in peers:
             try:
                 yield PeerAddresses(_usable_id(info.id), readable_addresses(info.addrs))
@@ -276,7 +276,7 @@ async def _deadline(timeout_s: float, late: type[NetworkError]) -> AsyncGenerato
 
 
 def _daemon_timeout_s(timeout_s: float) -> int:
-    # Whole seconds, and later than our own deadline: it only ends what we have given up on.
+    # Whole seconds, and later than our own deadline, so that the daemon's only ends what we have given up on.
     return math.ceil(timeout_s) + 1
 
 

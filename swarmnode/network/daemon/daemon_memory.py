@@ -8,11 +8,12 @@ from typing import Literal
 import psutil
 
 MEMORY_INTERVAL_S = 0.2
-"""Seconds between looks at the daemon's memory. Floods were seen to grow it by 45 MiB/s: 10 MiB between two
-looks."""
+"""Seconds between checks of the daemon's memory. Floods were seen to grow it by 45 MiB/s: 10 MiB between two
+checks."""
 
 MAX_GROWTH_BYTES = 160 * 2**20
-"""Most bytes that a life may grow above its beginning. Two hundred honest peers take less than half of it."""
+"""Most bytes that a life may grow above its smallest size. Two hundred honest peers take less than half of
+it."""
 
 RELIEF_AT_BYTES = 64 * 2**20
 
@@ -20,17 +21,19 @@ RELIEF_EVERY_BYTES = 24 * 2**20
 """Growth in bytes at which the largest senders are disconnected, at first and then again."""
 
 GO_MEMORY_LIMIT = "208MiB"
-"""Memory limit of the daemon's garbage collector (GOMEMLIMIT): it works harder beyond, before we have to act.
+"""Memory limit of the daemon's garbage collector (GOMEMLIMIT): above it the collector works harder, before we
+have to act.
 
-Just below the size at which a life is replaced: a collector that has to stay far below a flood that is all
-live runs without end (128 MiB here took half of a node's rounds), and then nobody replaces the daemon.
+It is just below the size at which a life is replaced. A collector that must stay far below the size of a
+flood, all of it live, runs without end (with 128 MiB here it took half of a node's rounds), and the daemon
+never grows enough to be replaced.
 """
 
 Verdict = Literal["calm", "swollen", "over"]
 
 
 def resident_bytes(pid: int) -> int | None:
-    """Returns the bytes of memory that a process holds. None: it is gone."""
+    """Returns the bytes of memory that a process holds. None: the process is gone."""
     try:
         return psutil.Process(pid).memory_info().rss
     except psutil.Error:

@@ -59,16 +59,16 @@ _PEER_ID = re.compile(rb"^Peer ID: (\S+)\n", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class DaemonOptions:
-    """The options that a daemon is started with, the same for every life of it."""
+    """The options that a daemon is started with, the same for all of its lives."""
 
     identity: Path
     listen: tuple[str, ...]
     announce: tuple[str, ...]
     map_port: bool = False
-    """Ask the router to forward the port (UPnP, NAT-PMP)."""
+    """True if the daemon asks the router to forward the port (UPnP, NAT-PMP)."""
     relays: tuple[str, ...] | None = None
-    """Peers that take connections for us, each address with /p2p/. Empty: others' relayed addresses can be
-    dialled, and we have none. None: neither."""
+    """Peers that take connections for us, each an address with /p2p/. Empty: we can dial relayed addresses of
+    others, and have none. None: neither."""
     relay_for_others: bool = False
     """True if the daemon takes connections for other peers."""
 
@@ -126,12 +126,12 @@ class DaemonProcess(asyncio.SubprocessProtocol):
 
     @property
     def last_words(self) -> str:
-        """Returns the end of its output, for an error message."""
+        """Returns the end of the daemon's output, for an error message."""
         return self._output.decode(errors="replace").strip()[-400:] or "it printed nothing"
 
     @property
     def exit_story(self) -> str:
-        """Returns how it ended, in words."""
+        """Returns how the daemon ended, in words."""
         code = self._running().get_returncode()
         if code is None:
             return "is running"
@@ -161,7 +161,7 @@ class DaemonProcess(asyncio.SubprocessProtocol):
             self._news.clear()
 
     async def stop(self) -> None:
-        """Ends it, politely if it listens."""
+        """Ends the daemon, politely at first."""
         if not self.exited.is_set():
             self._running().terminate()
             try:
@@ -172,7 +172,7 @@ class DaemonProcess(asyncio.SubprocessProtocol):
         self._running().close()
 
     async def kill(self) -> None:
-        """Kills it. A frozen daemon obeys nothing else."""
+        """Kills the daemon. A frozen one obeys nothing else."""
         if not self.exited.is_set():
             self._running().kill()
             await self.exited.wait()
@@ -218,8 +218,9 @@ async def _spawn(command: list[str], on_exit: Callable[[], None]) -> DaemonProce
             *command,
             stdin=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.STDOUT,
-            # Ctrl-C in our terminal is not for it. In a session of its own Linux would give it as much of the
-            # processor as all of ours together (autogroup), and its niceness would mean nothing.
+            # Ctrl-C in our terminal must not reach the daemon. It has no session of its own, because Linux
+            # would then give it as much of the processor as all of ours together (autogroup), and its
+            # niceness would mean nothing.
             process_group=0,
         )
     except OSError as error:
@@ -253,7 +254,7 @@ def _sweep_folders_of_the_dead(parent: Path) -> None:
 
 
 def check_port_is_free(address: str) -> None:
-    """Raises PortInUse when another process listens there, NetworkError when we may not.
+    """Raises PortInUse if another process listens there, and NetworkError if we may not.
 
     The daemon would not tell: it sets SO_REUSEPORT and would share the port with another node of this user.
     """
@@ -270,8 +271,8 @@ def check_port_is_free(address: str) -> None:
 
 
 def resolve_port(address: str) -> str:
-    """Returns the address with a free port in place of port 0; other addresses unchanged. We pick the port,
-    not the daemon, so that every life of it has the same one."""
+    """Returns the address with a free port in place of port 0, and other addresses unchanged. We pick the
+    port, not the daemon, so that all of its lives have the same one."""
     host, transport, port = split_listen(address)
     if port != 0:
         return address

@@ -30,23 +30,24 @@ PROBE_INTERVAL_S = 1.0
 PROBE_TIMEOUT_S = 2.0
 
 MAX_MISSED_PROBES = 2
-"""Missed probes in a row that count as frozen: noticed within 1 + 2 * 2 s. One may be a stall of our own
-event loop."""
+"""Missed probes in a row after which a daemon counts as frozen: noticed within 1 + 2 * 2 s. A single one may
+be a stall of our own event loop."""
 
 MAX_RESTART_DELAY_S = 30.0
 
 STABLE_AFTER_S = 60.0
-"""Seconds of life after which a daemon is restarted at once; one that dies sooner waits longer each time."""
+"""Seconds of life after which a daemon is restarted at once; for one that dies sooner, the delay grows each
+time."""
 
 RELIEF_TIMEOUT_S = 0.5
-"""Seconds for relief. A flooded daemon answers late, and grows meanwhile."""
+"""Seconds allowed for relief. A flooded daemon answers late, and grows meanwhile."""
 
 MEMORY_RESTART_DELAY_S = 0.5
-"""Seconds between two lives that were both ended for their size within STABLE_AFTER_S, whatever their
+"""Seconds between two lives that both ended for their size within STABLE_AFTER_S, regardless of their
 number."""
 
 PORT_ATTEMPTS = 5
-"""Starts with another picked port: another process may take one before the daemon does."""
+"""Most starts with newly picked ports: another process may take one before the daemon does."""
 
 RELAY_STARTS = 12
 """Most starts as a relay. About every second start has our limits (relaying.py)."""
@@ -55,7 +56,7 @@ Hook = Callable[[ControlClient], Awaitable[None]]
 
 
 def restart_delay_s(short_lives: int) -> float:
-    """Returns the seconds to wait before the next start, after so many short lives in a row.
+    """Returns the seconds to wait before the next start, given the number of short lives in a row.
 
     >>> [restart_delay_s(short_lives) for short_lives in range(5)]
     [0.0, 0.25, 0.5, 1.0, 2.0]
@@ -72,7 +73,7 @@ class EndOfLife:
 
 
 class DaemonSupervisor:
-    """`start` the daemon, then keep `run` going; `stop` ends both the daemon and the story."""
+    """Starts the daemon (`start`), keeps it alive (`run`), and ends it for good (`stop`)."""
 
     def __init__(
         self,
@@ -85,7 +86,8 @@ class DaemonSupervisor:
         relieve: Hook,
     ) -> None:
         """`restore` prepares each new life after the first; `observe` is called after each passed probe.
-        `guard` is called several times a second, `relieve` when the daemon grows: it should end the cause."""
+        `guard` is called several times a second, and `relieve` when the daemon grows: it should end the
+        cause."""
         self._options = options
         self._skipped = skipped
         self._restore = restore
@@ -117,7 +119,7 @@ class DaemonSupervisor:
 
     @property
     def folder(self) -> Path:
-        """Folder of the sockets, from `start` to `stop`."""
+        """Folder of the sockets, existing from `start` to `stop`."""
         assert self._folder is not None, "the supervisor was not started"
         return self._folder
 
@@ -178,12 +180,13 @@ class DaemonSupervisor:
             raise HostDown("the network process was lost in the meantime", hint="try again")
 
     def suspect(self, control: ControlClient) -> None:
-        """Called by the holder of a stream that ended: if it was of the present life, that life is over."""
+        """Called by the holder of a stream that ended. If the stream was of the present life, that life is
+        over."""
         if control is self._control:
             self._trouble.set()
 
     def retire(self) -> None:
-        """Lets every call from now on raise HostDown. The daemon itself runs on until `stop`."""
+        """Makes every call raise HostDown from now on. The daemon itself runs on until `stop`."""
         self._control = None
         self._tell("closed", "")
 
@@ -274,10 +277,10 @@ class DaemonSupervisor:
         return EndOfLife(f"it did not answer {MAX_MISSED_PROBES} health probes of {PROBE_TIMEOUT_S:g} s")
 
     async def _watch_memory(self) -> None:
-        """Looks at the size of every life, even during a probe, and ends lives that grew too large."""
+        """Checks the size of every life, even during a probe, and ends lives that grew too large."""
         looked_at_s = float("-inf")
         while True:
-            # What the guard took of the time is no time to sleep.
+            # Time that the guard took counts towards the interval.
             await asyncio.sleep(max(0.0, looked_at_s + MEMORY_INTERVAL_S - time.monotonic()))
             looked_at_s = time.monotonic()
             process = self._process
@@ -286,7 +289,7 @@ class DaemonSupervisor:
             resident = resident_bytes(process.pid)
             verdict = "calm" if resident is None else self._memory.look(resident)
             grown_mib = self._memory.grown_bytes / 2**20
-            # Relief comes before the end too: the next life should not meet those who ended this one.
+            # Relief comes before the end, too: the peers that ended this life should not meet the next one.
             await self._ask_soon(self._guard if verdict == "calm" else self._relieve)
             if verdict == "over" and process is self._process:
                 story = f"the network process grew by {grown_mib:.0f} MiB, more than honest peers need"
@@ -315,7 +318,7 @@ class DaemonSupervisor:
     async def _cause_of_trouble(self) -> str:
         assert self._process is not None
         try:
-            # Streams end a moment before the exit is seen, and the exit says more.
+            # Streams end a moment before the exit is noticed, and the exit says more.
             async with asyncio.timeout(0.5):
                 await self._process.exited.wait()
         except TimeoutError:

@@ -4,8 +4,8 @@ node, exchange -> [P2pdHost] -> daemon_supervisor.py (keeps the daemon alive)
                              -> control_client.py (asks it), peer_gate.py (who may stay)
                              -> peer_gate.py (who asks us), rpc.py (bytes on a stream)
 
-The daemon does the networking: GossipSub with strict signatures, Kademlia, Noise and TLS. This file keeps
-what must outlive it: subscriptions, served protocols and the peers to dial again.
+The daemon does the networking: GossipSub with strict signatures, Kademlia, Noise and TLS. This file keeps the
+state that must outlive it: subscriptions, served protocols and the peers to dial again.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ others."""
 MAX_LOOKUPS_PER_PROBE = 8
 
 LOOKUP_TIMEOUT_S = 1.0
-"""Seconds for a look-up. The daemon knows a connected peer's addresses; one that left must not hold up the
+"""Seconds for a look-up. The daemon knows a connected peer's addresses; a peer that left must not hold up the
 probes."""
 
 REDIAL_TIMEOUT_S = 10.0
@@ -68,8 +68,9 @@ PUNCHES = 3
 PUNCH_WAIT_S = 5.0
 
 PUNCH_PAUSE_S = 0.5
-"""Seconds within which a relayed connection has to be followed by a direct one; then it is made again, a few
-times. The daemon tries once for each, and in vain while the other side does not yet know its own address."""
+"""Punching: a relayed connection must be followed by a direct one within these seconds; otherwise it is made
+again, a few times. The daemon tries once for each connection, in vain while the other side does not know its
+own address yet."""
 
 
 def namespace_cid(namespace: str) -> bytes:
@@ -102,15 +103,15 @@ class P2pdHost:
     ) -> None:
         """`listen`: addresses to accept connections at; port 0 picks a port once and keeps it. `announce`:
         addresses to tell others instead. `map_port`: asks the router to forward the port, and tells others
-        the forwarded address. `relays`: peers that take connections for us; empty: only others' relayed
-        addresses can be dialled; None: neither. `relay_for_others`: takes connections for peers that nobody
-        can dial."""
+        the forwarded address. `relays`: peers that take connections for us; empty: none do, but relayed
+        addresses of others can be dialled; None: neither. `relay_for_others`: takes connections for peers
+        that nobody can dial."""
         self._skipped = SkipCounters()
         self._gate = PeerGate(lambda: self._supervisor.listen, relays=relay_for_others)
         self._uses_relays = relays is not None
         self._punched: set[str] = set()
         self._punching: set[str] = set()
-        """Peers at a relay to whom a direct connection was, or is being, tried."""
+        """Peers behind a relay to which a direct connection was tried, or is being tried."""
         self._incoming = StreamServer(self._gate, self._skipped)
         self._supervisor = DaemonSupervisor(
             DaemonOptions(
@@ -140,7 +141,7 @@ class P2pdHost:
 
     @property
     def daemon_pid(self) -> int | None:
-        """Process id of the daemon, None while there is none: for monitoring, and for tests that kill it."""
+        """Process id of the daemon, for monitoring and for tests that kill it. None while there is none."""
         return self._supervisor.pid
 
     async def __aenter__(self) -> Self:
@@ -148,7 +149,7 @@ class P2pdHost:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        # The task group must not see the caller's exception: it would wrap it into a group.
+        # The task group must not see the caller's exception: it would wrap it in a group.
         await self._exit.aclose()
 
     def status(self) -> HostStatus:
@@ -300,7 +301,7 @@ class P2pdHost:
                 self._spawn(self._redial(control, peer))
 
     async def _look_at_relayed(self, connected: set[str]) -> None:
-        """Has one of both ends, the one with the smaller id, try for a direct connection."""
+        """Starts punching to peers behind a relay. Only the end with the smaller id does so."""
         self._punched &= connected | self._punching
         for peer_id, ends in (await self.far_ends()).items():
             if peer_id > self._peer_id and peer_id not in self._punched and all(map(is_relayed, ends)):
@@ -309,7 +310,7 @@ class P2pdHost:
                 self._spawn(self._punch(PeerAddresses(peer_id, ends)))
 
     async def _punch(self, peer: PeerAddresses) -> None:
-        """Gives a relayed connection a few tries to become a direct one while no stream uses it."""
+        """Tries a few times to turn a relayed connection into a direct one, as long as no stream uses it."""
         try:
             for _ in range(PUNCHES):
                 await asyncio.sleep(PUNCH_WAIT_S)
@@ -353,7 +354,7 @@ class P2pdHost:
                     self._remembered[peer_id] = peer
 
     def _attach(self, queue: MessageQueue, control: ControlClient, stream: Stream) -> None:
-        if not queue.closed:  # by its reader, while we asked the daemon
+        if not queue.closed:  # closed by its reader while we asked the daemon
             self._topics[queue] = stream[1]
         self._spawn(self._pump(queue, control, stream))
 
@@ -402,7 +403,7 @@ class P2pdHost:
             writer.transport.abort()
         else:
             served = self._spawn(self._serve_stream(reader, writer))
-            # Not in the coroutine: one that is cancelled before it begins runs none of its lines.
+            # Not in the coroutine: if it is cancelled before it begins, none of its lines run.
             served.add_done_callback(lambda _: writer.transport.abort())
 
     async def _serve_stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -2,9 +2,9 @@
 
 daemon_process.py -> [python p2pd_launch.py PARENT_PID GOMEMLIMIT BINARY ARGUMENT...] -> execve p2pd
 
-A launcher rather than `preexec_fn`: the node's process runs torch threads, and code between fork and exec
-of a threaded process may deadlock. To the kernel, the parent is the thread that started us: the one that
-runs the host's event loop. Only the standard library here: it runs with `python -I -S`.
+It is a launcher rather than a `preexec_fn` because the node's process runs torch threads, and code between
+fork and exec of a threaded process may deadlock. To the kernel, the parent is the thread that started us: the
+one that runs the host's event loop. Only the standard library is used here: it runs with `python -I -S`.
 """
 
 import ctypes
@@ -17,8 +17,7 @@ PR_SET_PDEATHSIG = 1
 
 NICENESS = 7
 """Niceness of the daemon. A flood keeps it busy; on a core shared with the node, the node keeps most of its
-pace. It runs on one thread (below): Go would take as many as there are cores, each with the weight of the
-node's."""
+pace. The daemon runs on one thread (below): Go would use one per core, each with the weight of the node's."""
 
 
 def main(parent_pid: int, memory_limit: str, command: list[str]) -> None:
@@ -27,9 +26,9 @@ def main(parent_pid: int, memory_limit: str, command: list[str]) -> None:
     # The node may have died before the request above took hold.
     if os.getppid() != parent_pid:
         sys.exit("the node that asked for this daemon is gone")
-    with suppress(OSError):  # a sandbox may forbid it: then the two are equals
+    with suppress(OSError):  # a sandbox may forbid it: then both have equal priority
         os.nice(NICENESS)
-    # Nothing of the node's environment is the daemon's business.
+    # The daemon needs nothing of the node's environment.
     environment = {"GOLOG_LOG_LEVEL": "error", "GOMEMLIMIT": memory_limit, "GOMAXPROCS": "1"}
     try:
         os.execve(command[0], command, environment)

@@ -1,4 +1,4 @@
-"""The gate of our daemon: who may stay connected to it.
+"""The gate of our daemon, which decides the peers that may stay connected to it.
 
 P2pdHost -> [PeerGate] -> ControlClient.disconnect;   supervisor -> [PeerGate.guard, .relieve]
 """
@@ -68,7 +68,7 @@ class PeerGate:
         return await self._turn_away(control, connections)
 
     async def guard(self, control: ControlClient) -> None:
-        """Checks connections continuously, not once a second, while barred peers come straight back: a
+        """Checks connections continuously, not just once a second, while barred peers come straight back: a
         flooder sends megabytes in a second."""
         for _ in range(SIEGE_LOOKS):
             if time.monotonic() >= self._besieged_until_s:
@@ -77,7 +77,7 @@ class PeerGate:
             await asyncio.sleep(SIEGE_LOOK_EVERY_S)
 
     async def relieve(self, control: ControlClient) -> None:
-        """Called as the daemon grows: disconnects the largest senders, as far as they are known."""
+        """Called as the daemon grows. Disconnects the largest senders, as far as they are known."""
         kept_bytes = self.traffic.kept_bytes(self._listen(), await control.connected_peers())
         await self._send_away(control, largest_senders(kept_bytes), kept_bytes)
 

@@ -38,11 +38,12 @@ _MESSAGE_BYTES = 72
 _TIMEOUT_S = 0.2
 
 _MAX_READS = 256
-"""Most reads of 64 KiB, several hundred connections each: an endless answer is not accepted."""
+"""Most reads of 64 KiB, each with several hundred connections: an endless answer is refused."""
 
 
 def received_bytes(local_ports: frozenset[int]) -> dict[Connection, int] | None:
-    """Returns the bytes received so far on every established connection to one of our ports."""
+    """Returns the bytes received so far on every established connection to one of our ports. None:
+    unknown."""
     if sys.platform != "linux" or not local_ports:
         return None
     try:

@@ -40,7 +40,8 @@ _TIME, _BYTES = 1, 2
 
 
 async def grants_what_was_asked(relay: PeerAddresses, folder: Path) -> bool:
-    """Returns True if a relay on this machine grants our own limits; `folder` is for a socket and a key."""
+    """Returns True if a relay on this machine grants the limits that we asked for. `folder` holds a socket
+    and a key for the test."""
     path, socket = folder / "tester.key", folder / "tester.sock"
     try:
         async with AsyncExitStack() as exit_stack:

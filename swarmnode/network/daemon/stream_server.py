@@ -1,4 +1,4 @@
-"""Incoming streams of our daemon, each given to whoever serves its protocol.
+"""Incoming streams of our daemon, each given to the service or handler of its protocol.
 
 daemon -> P2pdHost -> [StreamServer] -> rpc.answer, streams.handle_stream
 """
@@ -22,18 +22,18 @@ from swarmnode.network.streams import SocketStream, StreamHandler, handle_stream
 logger = logging.getLogger(__name__)
 
 Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None]
-"""Takes a connection that somebody made to us."""
+"""Takes a connection that was made to us."""
 
 
 class StreamServer:
-    """The served protocols, and the places for incoming streams. Outlives the daemon."""
+    """The served protocols, and the places for incoming streams. It outlives the daemon."""
 
     def __init__(self, gate: PeerGate, skipped: SkipCounters) -> None:
         self.services: dict[str, Service] = {}
         self.handlers: dict[str, StreamHandler] = {}
         self._gate = gate
         self._skipped = skipped
-        # Apart: a stream may live for hours, and no number of them should keep a request out.
+        # Two sets of places: a stream may live for hours, and no number of streams should keep a request out.
         self._request_slots = StreamSlots()
         self._stream_slots = StreamSlots()
 
@@ -90,11 +90,11 @@ def _place(
 
 @asynccontextmanager
 async def listening(accept: Accept, path: Path) -> AsyncGenerator[None, None]:
-    """Listen at a path until the end. Who is cancelled meanwhile leaves no socket open.
+    """Listens at a path until the end. A caller that is cancelled meanwhile leaves no socket open.
 
-    Two defects of Python 3.11 stand in the way: `start_unix_server` waits a turn, and forgets the server if
-    it is cancelled there; `close` loses a connection that was just accepted, whose socket nobody closes. So
-    the server is had before it starts, and whatever was accepted is set up before it is closed.
+    Two defects of Python 3.11 stand in the way. `start_unix_server` yields to the loop once, and forgets the
+    server if it is cancelled there; `close` loses a connection that was just accepted, whose socket nobody
+    closes. So we have the server before it starts, and accepted connections are set up before it is closed.
     """
     server = await asyncio.start_unix_server(accept, path, start_serving=False)
     try:
@@ -110,5 +110,5 @@ async def listening(accept: Accept, path: Path) -> AsyncGenerator[None, None]:
 
 
 UNREAD_REQUESTS = 2
-"""Requests of a peer that may be on their way, or wait in the daemon, as its bytes are counted: a member's
+"""Requests of a peer that may be on their way, or wait in the daemon, while its bytes are counted: a member's
 bulk probe alone is larger than FLOOD_BYTES."""

@@ -1,4 +1,4 @@
-"""Whose bytes made the daemon grow: the incoming traffic of the last seconds, by peer.
+"""The incoming traffic of the last seconds by peer, which tells whose bytes made the daemon grow.
 
 received_bytes.py, P2pdHost, StreamServer -> [Traffic] -> PeerGate
 """
@@ -22,8 +22,8 @@ LEAST_BLAME_BYTES = 256 * 1024
 """Fewest bytes within the window for which a peer is blamed. Eight honest neighbours' gossip stays below."""
 
 FLOOD_BYTES = 2 * 2**20
-"""Most bytes within the window, besides gossip, of an honest peer: two bodies that came too late to be read.
-Seven thousand provider records have as many, and keep the daemon busy for a sixth of a second."""
+"""Most bytes of an honest peer within the window, besides gossip: two bodies that came too late to be read.
+Seven thousand provider records amount to as many, and keep the daemon busy for a sixth of a second."""
 
 STREAMED_BYTES = 64 * 2**20
 """Additional bytes that may wait in the daemon from a peer with open streams, such as a member of a
@@ -39,7 +39,7 @@ GOSSIP_COPIES = 2
 """Copies of a gossip message per neighbour: it passes one on, and announces it in up to three heartbeats."""
 
 SHARE_OF_LARGEST = 0.25
-"""Share of the largest sender's bytes from which on another sender is blamed with it."""
+"""Senders with at least this share of the largest sender's bytes are blamed with it."""
 
 FIRST_BAR_S = 60.0
 
@@ -92,9 +92,9 @@ class Traffic:
         self._heard = 0
         self._expected: dict[str, int] = {}
         self._behind: dict[str, str] = {}
-        """Peers at a relay, and the relay, whose connection brings what they send."""
+        """Peers behind a relay, each with the relay whose connection brings their bytes."""
         self._met: set[str] = set()
-        """Peers that something came from since the last sample."""
+        """Peers from which something came since the last sample."""
         self._offences = BoundedDict[str, int](MAX_OFFENDERS)
 
     def handed(self, peer_id: str, size_bytes: int) -> None:
@@ -103,7 +103,7 @@ class Traffic:
         self._handed[peer_id] += size_bytes
 
     def expects(self, peer_id: str, size_bytes: int) -> None:
-        """Allows this peer so many unread bytes, for as long as it is connected."""
+        """Allows this peer this many unread bytes, for as long as it is connected."""
         self._met.add(peer_id)
         self._expected[peer_id] = max(size_bytes, self._expected.get(peer_id, 0))
 
@@ -112,17 +112,17 @@ class Traffic:
         return self._expected.get(peer_id, 0) >= STREAMED_BYTES
 
     def heard(self, size_bytes: int) -> None:
-        """Records a gossip message. The peers that passed it on are not known."""
+        """Records a gossip message. We do not know which peers passed it on."""
         self._heard += size_bytes + GOSSIP_ENVELOPE_BYTES
 
     def kept_bytes(
         self, own_addresses: Iterable[str], connections: Iterable[PeerAddresses]
     ) -> dict[str, int]:
         """Returns the bytes of each connected peer within the window that did not reach us; empty if unknown.
-        Call it regularly: each call is also a sample for later ones."""
+        Call this regularly: each call also takes a sample for later ones."""
         connections = list(connections)
         self._credit_relays(connections)
-        # Whoever came while the daemon was asked is not among its connections yet.
+        # Peers that connected while the daemon was asked are not among its connections yet.
         here = {peer.peer_id for peer in connections} | self._met
         self._met.clear()
         self._handed = Counter({peer: self._handed[peer] for peer in self._handed.keys() & here})
@@ -148,7 +148,7 @@ class Traffic:
         return {peer: size_bytes for peer, size_bytes in kept.items() if size_bytes > 0}
 
     def _credit_relays(self, connections: Sequence[PeerAddresses]) -> None:
-        """Counts bytes from peers behind a relay as the relay's, whose connection brings them."""
+        """Counts the bytes of peers behind a relay as the relay's, because its connection brings them."""
         behind = {peer.peer_id: relay for peer in connections for relay in _relays(peer.addresses)}
         last: Mapping[str, int] = self._samples[-1].handed_by_peer if self._samples else {}
         for peer, relay in (self._behind | behind).items():
@@ -157,7 +157,7 @@ class Traffic:
         self._behind = behind
 
     def flooders(self, kept_bytes: Mapping[str, int]) -> tuple[str, ...]:
-        """Returns the peers that sent more than FLOOD_BYTES besides their allowance and all gossip that they
+        """Returns the peers that sent more than FLOOD_BYTES beyond their allowance and all gossip that they
         could have passed on. `kept_bytes`: as just counted."""
         before = self._samples[0].heard if len(self._samples) > 1 else 0
         most = FLOOD_BYTES + GOSSIP_COPIES * (self._heard - before) + self._relayed_bytes
@@ -173,7 +173,7 @@ class Traffic:
 
 
 def _ends(addresses: Iterable[str]) -> set[tuple[str, int]]:
-    """Yields (IP address, TCP port) of the addresses that have both and are not relayed."""
+    """Returns (IP address, TCP port) of the addresses that have both and are not relayed."""
     ends: set[tuple[str, int]] = set()
     for address in addresses:
         if is_relayed(address):

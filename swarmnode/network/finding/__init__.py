@@ -1,1 +1,1 @@
-"""Finding peers: seeds, invitations, the local network, and peers that were met before."""
+"""Finding peers: seeds, invitations, the local network, and peers that we met before."""

@@ -1,9 +1,9 @@
-"""Keeps a node attached to its swarm: remembers addresses, dials, advertises, looks around, forever.
+"""Keeps a node attached to its swarm: remembers addresses, dials, advertises and searches, forever.
 
 seeds, cache, Kademlia providers, the local network -> PeerBook -> next_dials -> [Discovery] -> Host.connect
 
-With every seed down the node starts alone, says so, and attaches as soon as anyone appears. Nothing that a
-peer or the daemon does ends `run`.
+If every seed is down, the node starts alone, says so, and attaches as soon as any peer appears. Nothing that
+a peer or the daemon does ends `run`.
 """
 
 import asyncio
@@ -51,13 +51,14 @@ LOOK_UP_RETRY_S = 60.0
 
 
 class LocalSearch(Protocol):
-    """Announces our addresses in the local network, and finds those of others: what is registered for it."""
+    """Announces our addresses in the local network and finds those of others: the type of the registered
+    part."""
 
     def __call__(
         self, addresses: Sequence[str], *, namespace: str, interfaces: Sequence[str]
     ) -> AbstractAsyncContextManager[AsyncIterable[Sequence[str]]]:
-        """Returns the addresses of one peer after the other, for ever. `interfaces`: IP addresses of ours.
-        Raises NetworkError where the machine has no multicast."""
+        """Returns a context with an endless stream of the addresses of one peer after another. `interfaces`:
+        IP addresses of ours. Raises NetworkError if the machine has no multicast."""
         ...
 
 
@@ -83,9 +84,9 @@ class Discovery:
         target: int = TARGET_PEERS,
         rng: random.Random | None = None,
     ) -> None:
-        """`namespace` is what we advertise and look for, `names` stand for more seeds in the DNS.
-        `asks_router`: the host asks the router to forward its port. `local_peers`: looks around in the local
-        network, on these `interfaces`; None: nobody does.
+        """`namespace`: advertised and searched for. `names`: stand for more seeds in the DNS. `asks_router`:
+        the host asks the router to forward its port. `local_peers`: searches the local network, on these
+        `interfaces`; None: it is not searched.
 
         Raises NetworkError for a malformed seed: a typing error should stop the start, not be retried."""
         for seed in seeds:
@@ -102,13 +103,13 @@ class Discovery:
         self._attached = asyncio.Event()
         self._said_attached: bool | None = None
         self._said_barred = False
-        """True once it was said, since we are alone, that we keep away from somebody ourselves."""
+        """True once we logged, while alone, that we keep away from a peer because we barred it."""
         self._news = asyncio.Event()
         self._reach = find_reach(host, self._dialled, asks_router=asks_router)
 
     @property
     def reach(self) -> Reach:
-        """Reachability of this node from outside, as far as peers have found out."""
+        """Reachability of this node from outside, as far as peers have found it out."""
         return Reach() if self._reach is None else self._reach.reach
 
     async def run(self) -> None:
@@ -135,7 +136,7 @@ class Discovery:
             await self._pause()
 
     async def _pause(self) -> None:
-        # Not wait_for: on Python 3.11 it loses a cancellation that comes together with the news.
+        # Not wait_for: on Python 3.11 it loses a cancellation that arrives together with the news.
         with suppress(TimeoutError):
             async with asyncio.timeout(WATCH_INTERVAL_S):
                 await self._news.wait()
@@ -250,7 +251,8 @@ class Discovery:
             await asyncio.sleep(MDNS_RETRY_S)
 
     async def _browse(self, local_peers: LocalSearch) -> None:
-        """Looks around in local networks, and only there: nothing public is announced or taken from there."""
+        """Searches local networks, and only those: no public address is announced there or taken from
+        there."""
         own = [address for address in await self._host.addresses() if scope_of(address) != "public"]
         interfaces = self._interfaces or _local_ips(own)
         if not interfaces:

@@ -1,9 +1,10 @@
-"""Invitations: all that somebody needs to join a swarm, as one short string that can be pasted anywhere.
+"""Invitations: everything that a machine needs to join a swarm, as one short string to be pasted anywhere.
 
 status.py -> [Invitation.text] -> a person -> `swarmnode join sn1:...` -> [read_invitation] -> settings
 
-`sn1:` and then, in base64url without padding, msgpack of the swarm's name, the addresses to dial first in
-their binary form and, of a private swarm, its key. The number is the version; a later one is refused by name.
+The string is `sn1:` followed by base64url without padding of msgpack: the swarm's name, the addresses to dial
+first in their binary form and, for a private swarm, its key. The number is the version; a later one is
+refused by name.
 """
 
 import base64
@@ -15,15 +16,16 @@ from swarmnode.errors import NetworkError
 from swarmnode.network.multiaddr import address_from_bytes, address_to_bytes, split_peer
 
 PREFIX = "sn1:"
-"""Begins every invitation of this version."""
+"""Prefix of every invitation of this version."""
 
 MAX_SEEDS = 4
-"""Most seeds of an invitation. One address is enough to join a swarm; others stand in for it on a bad day."""
+"""Most seeds of an invitation. One address is enough to join a swarm; the others are there in case it is
+down."""
 
 MAX_NAME_CHARS = 63
 MAX_KEY_BYTES = 72
 MAX_INVITATION_CHARS = 2048
-"""Longest invitation in characters. Four addresses by relays, a name and a key stay below."""
+"""Longest invitation in characters. Four relayed addresses, a name and a key stay below."""
 
 _ANY_VERSION = re.compile(r"sn([0-9]{1,4}):")
 _HINT = "ask for a new one, and paste all of it: it looks like sn1:k6hjb21tb25z..."
@@ -35,9 +37,9 @@ class Invitation(msgspec.Struct, frozen=True, kw_only=True):
     name: str = "commons"
     """The swarm's name."""
     seeds: tuple[str, ...] = ()
-    """Addresses to dial first, each ends in /p2p/<peer id>; at most MAX_SEEDS."""
+    """Addresses to dial first, each ending in /p2p/<peer id>; at most MAX_SEEDS."""
     key: bytes = b""
-    """Key of a private swarm; empty: everybody may join."""
+    """Key of a private swarm. Empty: everybody may join."""
 
     def text(self) -> str:
         """Returns the invitation as a string. Raises NetworkError for one that nobody could read.
@@ -62,7 +64,7 @@ _decoder = msgspec.msgpack.Decoder(_Packed)
 
 
 def is_invitation(text: str) -> bool:
-    """Returns True for what claims to be an invitation, of whatever version.
+    """Returns True for text that claims to be an invitation, of any version.
 
     >>> is_invitation("sn1:k6dmcmllbmRzkMQA"), is_invitation("/ip4/192.0.2.7/tcp/4001")
     (True, False)
@@ -71,7 +73,7 @@ def is_invitation(text: str) -> bool:
 
 
 def read_invitation(text: str) -> Invitation:
-    """Returns what an invitation says; every address in it can be dialled. Raises NetworkError.
+    """Returns the contents of an invitation; every address in it can be dialled. Raises NetworkError.
 
     >>> read_invitation("sn1:k6dmcmllbmRzkMQA").name
     'friends'

@@ -1,8 +1,8 @@
-"""The peer book: which addresses we know and how they behaved; `next_dials` decides which to dial.
+"""The peer book: the addresses that we know and how they behaved; `next_dials` decides which to dial.
 
 seeds, cache, Kademlia providers, mDNS -> [PeerBook] -> [next_dials] -> Discovery
 
-What we once connected to is written to disk, so a node finds its swarm again when every seed is gone.
+Addresses that once worked are written to disk, so a node finds its swarm again even if every seed is gone.
 """
 
 import random
@@ -34,8 +34,8 @@ MAX_RETRY_S = 300.0
 five minutes."""
 
 ALONE_RETRY_S = 15.0
-"""Longest wait in seconds while we are connected to nobody: a home whose line was down is soon back in the
-swarm."""
+"""Longest wait in seconds while we are connected to nobody: a home whose line was down should soon be back in
+the swarm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class PeerBook:
         return len(self._known)
 
     def learn(self, address: str, source: Source) -> None:
-        """Adds an address; one that is known keeps its history. Raises NetworkError for a malformed one."""
+        """Adds an address; a known one keeps its history. Raises NetworkError for a malformed one."""
         split_peer(address)
         known = self._known.get(address)
         if known is None:
@@ -114,8 +114,8 @@ class PeerBook:
 
     def _forget_worst(self, among: list[KnownAddress], keep: int) -> None:
         ranked = sorted(among, key=_worth, reverse=True)
-        # Half of the places are for those that worked once: names that nobody tried are free, and a line may
-        # be down. The others are open, or addresses that work no more would keep new ones out.
+        # Half of the places are for addresses that worked once: names that nobody tried are free, and a line
+        # may be down. The other half is open, or addresses that no longer work would keep new ones out.
         worked = [known for known in ranked if known.last_seen is not None][: keep // 2]
         for known in tuple(dict.fromkeys((*worked, *ranked)))[keep:]:
             if known.source != "seed":
@@ -123,8 +123,8 @@ class PeerBook:
 
 
 def retry_delay_s(failures: int, rng: random.Random, longest_s: float = MAX_RETRY_S) -> float:
-    """Returns an exponential back-off with jitter: a swarm whose seed comes back must not dial it in one
-    instant."""
+    """Returns an exponential back-off with jitter: if a seed comes back, the swarm must not dial it all at
+    once."""
     full_s = min(longest_s, FIRST_RETRY_S * 2.0 ** min(failures - 1, 16))
     return full_s * rng.uniform(0.5, 1.0)
 
@@ -137,7 +137,7 @@ def next_dials(
     wanted = target - len(connected)
     due: dict[str, KnownAddress] = {}
     for known in sorted(book, key=_worth, reverse=True):
-        # A longer wait than any was noted before our clock was set back.
+        # A wait longer than MAX_RETRY_S was noted before our clock was set back.
         if not now < known.retry_at <= now + MAX_RETRY_S and known.peer_id not in connected:
             due.setdefault(known.peer_id, known)
     return tuple(known.address for known in due.values())[: max(wanted, 0)]

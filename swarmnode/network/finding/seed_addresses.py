@@ -1,4 +1,4 @@
-"""The first addresses to dial: addresses, files of them, and names in the DNS, in one list."""
+"""The first addresses to dial: addresses, files of addresses, and names in the DNS, in one list."""
 
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -89,8 +89,8 @@ async def look_up(name: str, resolve: Resolve) -> tuple[str, ...]:
 
 
 async def ask_dns(name: str) -> Sequence[bytes]:
-    """Returns the strings of a name's TXT records, by this machine's resolver. Raises NetworkError."""
-    # Imported only by those who have a name to look up.
+    """Returns the strings of a name's TXT records, from this machine's resolver. Raises NetworkError."""
+    # Imported only if there is a name to look up.
     from dns.asyncresolver import Resolver
     from dns.exception import DNSException
 
