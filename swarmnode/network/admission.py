@@ -50,8 +50,8 @@ class Admissions(Protocol):
 
 def admission_to(paths: Paths, name: str) -> Admission | None:
     """Returns this home's admission to a private swarm. None: it never had a key of that name, so the swarm
-    is public. Raises NetworkError for a file that is damaged or gone, and ConfigError if nothing installed can
-    read it."""
+    is public. Raises NetworkError for a file that is damaged or gone, and ConfigError if nothing installed
+    can read it."""
     path, met = file_of(paths.swarms, name), paths.met_members(name)
     if path.exists():
         return _admissions(name)(path, met)
