@@ -133,9 +133,9 @@ class DecodingScheduler(Scheduler):
 
 
 def _knows_all(scheduler: Scheduler) -> bool:
-    """Returns True if the model samples text with one kind of attention, one step after the other; vLLM itself
-    chooses the last by the device. (`engine_arguments` enables nothing else, and `core_request` uses no
-    end-of-sequence token, grammar, repetition check or minimum length.)"""
+    """Returns True if the model samples text with one kind of attention, one step after the other; vLLM
+    itself chooses the last by the device. (`engine_arguments` enables nothing else, and `core_request` uses
+    no end-of-sequence token, grammar, repetition check or minimum length.)"""
     model = scheduler.vllm_config.model_config
     managers = scheduler.kv_cache_manager.coordinator.single_type_managers
     return (
