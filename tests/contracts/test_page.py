@@ -53,7 +53,7 @@ def test_after_three_rounds_the_page_shows_what_was_learnt_and_follows_its_butto
     state = asked(node, "/state")
     token = state["token"]
     assert asked(node, "/control", {"request": "pause"}) == 403
-    assert asked(node, "/control", {"request": "pause"}, token)["answer"].startswith("pauses")
+    assert asked(node, "/control", {"request": "pause"}, token)["answer"].startswith("pausing")
     node.until(lambda: node.status()["phase"]["name"] == "paused")
     done = node.status()["progress"]["round"]
 

@@ -348,7 +348,7 @@ def test_what_cannot_be_is_refused_before_anything_runs(options: dict[str, Any])
         sn.Node(letters, monitors="wandb", **options)
     with pytest.raises(ConfigError, match="one policy"):
         sn.Node(letters, home=options["home"], settings={"node.policies": 2})
-    with pytest.raises(ConfigError, match="home=5 is no folder"):
+    with pytest.raises(ConfigError, match="home must be a path, got 5"):
         sn.Node(letters, home=5)  # type: ignore[arg-type]
     with pytest.raises(CheckpointError, match="nothing to evaluate"):
         sn.evaluate(letters, **options)

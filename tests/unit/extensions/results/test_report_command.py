@@ -129,12 +129,12 @@ def test_a_running_node_tells_of_itself(paths: Paths, tmp_path: Path) -> None:
 
 
 def test_without_a_run_that_is_said(tmp_path: Path, paths: Paths) -> None:
-    with pytest.raises(CheckpointError, match="there is no run gone"):
+    with pytest.raises(CheckpointError, match="no run gone"):
         written(paths, "--run", "gone")
     (paths.logs / "metrics.jsonl").unlink()
     with pytest.raises(CheckpointError, match="nothing is recorded about run letters"):
         written(paths)
-    with pytest.raises(CheckpointError, match="there is no run"):
+    with pytest.raises(CheckpointError, match="no run in this home"):
         written(resolve_paths(tmp_path / "empty"))
 
 
