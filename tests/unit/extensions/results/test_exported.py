@@ -57,7 +57,7 @@ def test_what_was_never_trained_is_not_loaded_to_be_exported_and_what_was_is_nam
 ) -> None:
     (tmp_path / "mine").symlink_to(quick_model)
     save(config, str(tmp_path / "mine"), tmp_path, [None])
-    with pytest.raises(CheckpointError, match=r"no checkpoint of tiny .* found checkpoints of mine") as caught:
+    with pytest.raises(CheckpointError, match=r"no checkpoint of tiny .* found .* of mine") as caught:
         export_offline(at(config, "tiny", resolve_paths(tmp_path)), tmp_path / "out", merged=False)
     assert "--model" in caught.value.hint
     assert not list((tmp_path / "cache").rglob("*.safetensors")), "a base was built for nothing"
