@@ -44,7 +44,7 @@ from swarmnode.node.showing.node_status import NodeStatus, Summary
 from swarmnode.node.showing.screen import LOG_FILE, Screen
 from swarmnode.rollout.engine import Request, SamplingParams
 from swarmnode.settings.config import Config
-from swarmnode.settings.config_layers import Settings, advice_for_argument, load_settings
+from swarmnode.settings.config_layers import Settings, advice_for_argument, flat, load_settings
 from swarmnode.tasks.drawing.demonstrations import Demonstrations, GivenDemonstrations
 from swarmnode.tasks.file_task import Draw
 from swarmnode.tasks.judging.rewards import named_rewards, with_weights
@@ -321,9 +321,9 @@ class TrainedPolicy:
                 f"not a prompt: {prompt!r:.80}",
                 hint="pass a string, messages that end with a user message, or a list of either",
             )
-        parts = [prompt] if isinstance(prompt, str) else list(prompt)
-        is_one = isinstance(prompt, str) or any(isinstance(part, Mapping) for part in parts)
-        given = [prompt] if is_one else parts
+        parts = prompt if isinstance(prompt, str) else list(prompt)
+        is_one = isinstance(parts, str) or any(isinstance(part, Mapping) for part in parts)
+        given = [parts] if is_one else parts
         prompts = [user_prompt(one, "generate") for one in given]
         rollout = self._config.rollout
         sampling = SamplingParams(
@@ -444,7 +444,7 @@ def _settings_of_trained(
     """Returns all layers of settings merged, with the script's own on top; without a named model, those of
     the model trained here. A `model` that is loaded is written to a folder of the home. Raises ModelError and
     ConfigError, which it also does for what a keyword and a setting both say."""
-    settings = settings or {}
+    settings = dict(flat(settings or {}))
     for name, given in {"policy.model": model, **keywords}.items():
         if given and name in settings:
             raise ConfigError(

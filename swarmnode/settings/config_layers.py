@@ -84,7 +84,7 @@ def load_config(
         layers.append(_file_layer(f"--config {config_file}", config_file))
     layers.extend(_environment_layers(os.environ if environ is None else environ))
     layers.append(ConfigLayer("--set", dict(_split_assignment(text) for text in assignments)))
-    layers.append(ConfigLayer(flags_from, dict(_flat(flags or {}))))
+    layers.append(ConfigLayer(flags_from, dict(flat(flags or {}))))
     return merge_layers(layers)
 
 
@@ -170,7 +170,8 @@ def _file_layer(origin: str, path: Path) -> ConfigLayer:
     return ConfigLayer(origin, values)
 
 
-def _flat(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def flat(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yields settings by their full names, those of a section that is a nested dictionary among them."""
     for name, value in given.items():
         if name in SECTIONS and isinstance(value, Mapping):
             for key, one in cast(Mapping[str, Any], value).items():

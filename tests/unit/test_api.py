@@ -385,6 +385,9 @@ def test_what_an_argument_and_a_setting_both_say_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=f"'{setting}'.*as an argument"):
         sn.Node(home=tmp_path, settings={setting: 5}, **arguments)
+    section, key = setting.split(".")
+    with pytest.raises(ConfigError, match=f"'{setting}'.*as an argument"):
+        sn.Node(home=tmp_path, settings={section: {key: 5}}, **arguments)
 
 
 def test_a_run_that_shows_nothing_still_reaches_a_programs_own_logging(
@@ -421,6 +424,7 @@ def test_a_policy_is_asked_with_messages_as_with_a_text(options: dict[str, Any])
     assert policy.generate(asked, temperature=0) == told
     assert policy.generate([asked, "letter 3="], temperature=0) == [told, told]
     assert policy.generate((one for one in ["letter 3="] * 2), temperature=0) == [told, told]  # type: ignore[call-overload]
+    assert policy.generate((part for part in asked), temperature=0) == told  # type: ignore[call-overload]
     hot = {policy.generate("letter 3=", temperature=2.0, max_tokens=8) for _ in range(8)}
     assert len(hot) > 1
     with pytest.raises(TaskError, match="does not end with a user message"):

@@ -23,7 +23,7 @@ from swarmnode.extensions.limits.service_texts import Started, user_unit
 from swarmnode.machine.storage import builtin_folder, replace_file
 from swarmnode.settings.config_layers import ENV_PREFIX
 
-app = typer.Typer(help="Make the system start a node at boot.", no_args_is_help=True)
+app = typer.Typer(help="Install a service that starts a node at boot.", no_args_is_help=True)
 
 SYSTEMCTL_TIMEOUT_S = 30.0
 
@@ -32,7 +32,7 @@ LINGER = "`loginctl enable-linger` keeps it running while nobody is logged in"
 
 @app.callback()
 def service() -> None:
-    """Make the system start a node at boot."""
+    """Install a service that starts a node at boot."""
 
 
 @app.command()
@@ -63,15 +63,15 @@ def install(
     if kind != "user":
         raise ConfigError(f"--for {kind} is installed by hand", hint=f"print it with `--for {kind} --print`")
     unit = Path.home() / ".config" / "systemd" / "user" / "swarmnode.service"
-    before = unit.read_text().partition("ExecStart=")[2].partition("\n")[0] if unit.exists() else ""
     try:
+        before = _command_in(unit.read_text(errors="replace")) if unit.exists() else ""
         replace_file(unit, text.encode(), mode=0o600)  # An invitation in it may hold the key of a swarm.
     except OSError as error:
         raise StorageError(f"cannot write {unit}: {error.strerror}", hint="see --print") from error
     for command in (("daemon-reload",), ("enable", "swarmnode"), ("restart", "swarmnode")):
         _systemctl(*command)
     lines = [f"{unit} is written, and the node is running: `systemctl --user status swarmnode`", LINGER]
-    if before and before not in text:
+    if before and before != _command_in(text):
         lines.append(f"it replaces the service that ran {before}")
     tell(json, {"for": kind, "text": text, "path": str(unit)}, lines)
 
@@ -96,6 +96,10 @@ def started_with(arguments: Sequence[str]) -> Started:
     named = () if home is None else ("--home", str(home))
     command = (sys.executable, "-m", "swarmnode", "join", *arguments, *named)
     return Started(command, os.getcwd(), memory_gb)
+
+
+def _command_in(unit: str) -> str:
+    return unit.partition("ExecStart=")[2].partition("\n")[0]
 
 
 def _packaged(arguments: Sequence[str] | None) -> str:

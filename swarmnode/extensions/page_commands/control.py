@@ -38,7 +38,7 @@ def pause(
 
 
 def resume(home: Home = None, json: Json = False) -> None:
-    """Continue after a pause."""
+    """Resume after a pause."""
     _ask(home, json, "resume")
 
 

@@ -34,7 +34,7 @@ from swarmnode.settings.config_layers import load_settings
 from swarmnode.tasks.data_settings import specs_of
 from swarmnode.types import Example
 
-app = typer.Typer(help="List, inspect, check, try out and create tasks.", no_args_is_help=True)
+app = typer.Typer(help="List, show, check, try and create tasks.", no_args_is_help=True)
 
 Spec = Annotated[
     str, typer.Argument(metavar="TASK", help="As for `join --task`: a name, a file or a data set.")

@@ -89,6 +89,7 @@ def test_a_service_that_takes_the_place_of_another_says_so(systemctl: Path) -> N
     assert "replaces" not in run("--", "--home", "first")
     told = run("--", "--home", "second")
     assert "it replaces the service that ran" in told and "--home first" in told
+    assert "--home second\n" in run("--", "--home", "second-one"), "one command is the beginning of the other"
 
 
 def test_printing_changes_nothing(systemctl: Path) -> None:

@@ -132,14 +132,21 @@ def test_two_that_propose_nothing_cost_the_time_of_two():
     newly(story)
 
 
-def test_the_death_of_all_data_nodes_is_planned_around_without_a_convener_that_proposes_nothing():
+@pytest.mark.parametrize(
+    ("misbehaves", "settings", "limit_s"),
+    [(idle, SETTINGS, IDLE_S), (never_holds, HASTY, HALF_WAY_S)],
+    ids=["that proposes nothing", "that never goes on"],
+)
+def test_the_death_of_all_data_nodes_is_planned_around_without_a_convener(
+    misbehaves: Callable[[Node], None], settings: MembershipSettings, limit_s: float
+):
     async def story(here: Home, nodes: list[Node]) -> None:
         await here.settled()
-        idle(nodes[0])
+        misbehaves(nodes[0])
         others = await without_data_nodes(here, nodes)
-        await until(lambda: agree(tuple(others)), SETTINGS.silence_s + IDLE_S + 15)
+        await until(lambda: agree(tuple(others)), settings.silence_s + limit_s + 15)
 
-    told(story, settings=SETTINGS, trains=False, free=800 * pretend.MB)
+    told(story, settings=settings, trains=False, free=800 * pretend.MB)
 
 
 def test_a_data_node_that_came_back_empty_gets_a_stage_without_a_convener_that_proposes_nothing():
@@ -163,16 +170,6 @@ def test_a_first_plan_comes_without_a_convener_that_never_goes_on():
         await until(lambda: agree(tuple(others)), HALF_WAY_S + 15)
 
     newly(story)
-
-
-def test_the_death_of_all_data_nodes_is_planned_around_without_a_convener_that_never_goes_on():
-    async def story(here: Home, nodes: list[Node]) -> None:
-        await here.settled()
-        never_holds(nodes[0])
-        others = await without_data_nodes(here, nodes)
-        await until(lambda: agree(tuple(others)), HASTY.silence_s + HALF_WAY_S + 15)
-
-    told(story, settings=HASTY, trains=False, free=800 * pretend.MB)
 
 
 def test_a_convener_that_says_for_ever_that_it_plans_is_believed_for_as_long_as_planning_may_take():
