@@ -1,4 +1,4 @@
-"""`swarmnode config`: every setting, its value, and where that value came from."""
+"""`swarmnode config show`: every setting, its value, and where that value came from."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, cast
@@ -7,7 +7,6 @@ import typer
 
 from swarmnode.cli.output import Json, tell
 from swarmnode.cli.settings import Assignments, ConfigFile, Home, Preset, settings_here
-from swarmnode.extensions.settings_help.settings_page import reference_page
 from swarmnode.node.building.assemble import check_network
 from swarmnode.node.building.policies import check_policies, config_of
 from swarmnode.settings.config import explain_setting
@@ -38,12 +37,6 @@ def show(
     values = {key: tree[key.partition(".")[0]][key.partition(".")[2]] for key in settings.origins}
     found = {key: {"value": values[key], "origin": origin} for key, origin in settings.origins.items()}
     tell(json, found, _lines(values, settings.origins, explain=explain))
-
-
-@app.command()
-def reference() -> None:
-    """Print the page with every setting, its default and what it may be (docs/settings.md)."""
-    typer.echo(reference_page(), nl=False)
 
 
 def _lines(values: Mapping[str, Any], origins: Mapping[str, str], *, explain: bool) -> Iterator[str]:
