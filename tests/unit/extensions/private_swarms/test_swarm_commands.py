@@ -98,3 +98,10 @@ def test_addresses_without_an_invitation_are_left_as_they_are(tmp_path: Path) ->
     assert invited(tmp_path, "attic", ["/ip4/192.0.2.7"]) == ("attic", ["/ip4/192.0.2.7"])
     assert invited(tmp_path, None, None) == (None, None)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("first", ["create", "invited"])
+def test_a_home_is_made_for_its_owner_alone_whatever_is_written_first(tmp_path: Path, first: str) -> None:
+    invitation = swarm(tmp_path / "create", "create", "friends", "--private").stdout.strip()
+    invited(tmp_path / "invited", None, [invitation])
+    assert (tmp_path / first).stat().st_mode & 0o777 == 0o700
