@@ -63,9 +63,7 @@ class Stage:
         out = self._stack.enter_context(said.open("w"))
         errors = self._stack.enter_context((self.folder / f"{name}.log").open("w"))
         environment = {**os.environ, "PYTHONPATH": str(ROOT), **more}
-        process = machine.start(
-            [sys.executable, *command], environment=environment, stdout=out, stderr=errors
-        )
+        process = machine.start([sys.executable, *command], env=environment, stdout=out, stderr=errors)
         self._stack.callback(stop, process)
         return process.pid, said
 

@@ -104,9 +104,7 @@ class Stage:
 
     def _start(self, machine: LabMachine, options: Sequence[str], name: str) -> "subprocess.Popen[str]":
         errors = self._stack.enter_context((self._folder / f"{name}.log").open("w"))
-        process = machine.start(
-            [*PROGRAM, *options], environment=os.environ, stdout=subprocess.PIPE, stderr=errors
-        )
+        process = machine.start([*PROGRAM, *options], env=os.environ, stdout=subprocess.PIPE, stderr=errors)
 
         def end() -> None:
             stop(process)

@@ -6,7 +6,7 @@ file_names_twice: names of modules that stand in more than one folder
 tests_without_a_module: files in tests/unit/ that stand beside no module of theirs
 files_in_largest_folder: modules in the fullest folder of swarmnode/
 heart_imports_of_extensions: imports of swarmnode.extensions outside of it
-settings: settings that `swarmnode config reference` lists
+settings: settings on docs/settings.md
 own_late_imports: import statements inside functions that name modules of ours
 riddles: docstrings that begin with What, Whether, Those, The same, Where or How
 readme_words: words of README.md as `wc -w` counts them

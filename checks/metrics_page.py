@@ -5,16 +5,10 @@ node/showing/node_status.py, training/records.py, exchange/drop_reasons.py -> [t
 `python checks/metrics_page.py` writes it anew; the suite says when that is due.
 """
 
-import ast
-import inspect
-from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args, get_origin, get_type_hints
-
-import msgspec
 
 from swarmnode.exchange.drop_reasons import Reason
-from swarmnode.node.showing.node_status import NodeStatus
+from swarmnode.extensions.page.prometheus_metrics import fields_of, sentences
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
 REASONS = """## Why not used
@@ -32,32 +26,6 @@ To change a rule, search `swarmnode/exchange/` for `Reason.` and the name in cap
 `_completion` and `false_claim` in `is_false_claim`, both of `validation/body_check.py`. Bounds are in
 `swarmnode/exchange/limits.py`, tests of the checks in `tests/unit/exchange/validation/`."""
 MARK = "<!-- Made by checks/metrics_page.py of the sentences under the fields: change them there. -->\n"
-
-
-def sentences(of: type) -> dict[str, str]:
-    """The sentence under each field of a struct or an enum; fields without one are absent."""
-    (made,) = ast.parse(inspect.getsource(of)).body
-    assert isinstance(made, ast.ClassDef)
-    found: dict[str, str] = {}
-    for field, below in zip(made.body, made.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign | ast.Assign) and isinstance(below, ast.Expr):
-            target = field.target if isinstance(field, ast.AnnAssign) else field.targets[0]
-            assert isinstance(target, ast.Name) and isinstance(below.value, ast.Constant)
-            found[target.id] = " ".join(str(below.value.value).split())
-    return found
-
-
-def fields_of(struct: type = NodeStatus, prefix: str = "") -> Iterator[tuple[str, bool, str]]:
-    """(dotted name, whether it is a number or several, sentence) of every field, those within fields too."""
-    told = sentences(struct)
-    for name, kind in get_type_hints(struct).items():
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-            yield from fields_of(kind, f"{prefix}{name}.")
-            continue
-        parts = get_args(kind)
-        many = get_origin(kind) is dict
-        is_number = bool({int, float} & {kind, *parts, *(part for one in parts for part in get_args(one))})
-        yield f"{prefix}{name}{'.NAME' if many else ''}", is_number, told.get(name, "")
 
 
 def table() -> str:

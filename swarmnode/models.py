@@ -15,6 +15,7 @@ from swarmnode.engine_record import EngineRecord, by_preference, record_of
 from swarmnode.errors import ModelError
 from swarmnode.machine.hardware import GIB, Gpu, cpu_has_bf16, find_card
 from swarmnode.machine.memory_plan import MemoryPlan, ModelCard, Workload, plan_memory, size_text
+from swarmnode.machine.storage import make_folder
 from swarmnode.settings.config import Config
 
 PLANNED_TOKENS = 4096
@@ -291,5 +292,5 @@ def choose_for_machine(
 def remember_model(remembered: Path, model: str) -> None:
     """Stores the choice of `auto`. On a full disk, it will choose again at the next start."""
     with suppress(OSError):
-        remembered.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(remembered.parent)
         remembered.write_text(model + "\n")

@@ -56,7 +56,6 @@ SURFACE = {
     "identity export": "--home --json --policy",
     "identity import": "source --home --json --overwrite --policy",
     "config show": "--config --explain --home --json --preset --set",
-    "config reference": "",
     "version": "--json",
 }
 
@@ -65,7 +64,6 @@ WITHOUT_JSON = {
     "swarm": "is `join` several times, and its last line is JSON",
     "seed": "runs for months, and its only line is the address",
     "serve": "runs until it is stopped: its answers are JSON",
-    "config reference": "prints a page of the docs; `config show --json` has the settings",
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from swarmnode.extensions.page.prometheus_metrics import LABELLED, metrics_of
+from swarmnode.extensions.page.prometheus_metrics import LABELLED, metrics_of, name_of
 from tests.shown_page import STATUS
 from tests.test_docker import module
 
@@ -19,7 +19,7 @@ DASHBOARD = json.loads((FOLDER / "dashboard.json").read_text())
 COMPOSE = yaml.safe_load((ROOT / "docker" / "compose.yml").read_text())
 BESIDE = {name: each for name, each in COMPOSE["services"].items() if "profiles" in each}
 NUMBERS = {name for name, is_number, _ in module(ROOT / "checks/metrics_page.py").fields_of() if is_number}
-METRICS = {f"swarmnode_{name.removesuffix('.NAME').replace('.', '_')}" for name in NUMBERS}
+METRICS = {name_of(name.removesuffix(".NAME")) for name in NUMBERS}
 
 
 def asked() -> list[str]:
@@ -35,7 +35,7 @@ def test_each_metric_that_a_panel_asks_for_is_one_of_the_nodes(expression: str) 
     named = set(re.findall(r"swarmnode_\w+", expression)) - {"swarmnode_info"}
     assert named <= METRICS
     for by, metric in re.findall(r"by \((\w+)\) \(.*?(swarmnode_\w+)", expression):
-        (dotted,) = [name for name in LABELLED if f"swarmnode_{name.replace('.', '_')}" == metric]
+        (dotted,) = [name for name in LABELLED if name_of(name) == metric]
         assert LABELLED[dotted] == by
 
 

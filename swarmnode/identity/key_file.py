@@ -7,7 +7,7 @@ from stat import S_IMODE
 
 from swarmnode.errors import IdentityError
 from swarmnode.identity.node_key import KEY_FILE_BYTES, RESTORE_HINT, NodeKey
-from swarmnode.machine.storage import sync
+from swarmnode.machine.storage import make_folder, sync
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def install(key: NodeKey, path: Path, *, replace: bool = False) -> bool:
     """Writes the key file, completely or not at all. Returns False if another key got there first."""
     temporary = path.with_name(f".{path.name}.{os.urandom(3).hex()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_folder(path.parent)
         write_secret(temporary, key.to_protobuf())
         try:
             if replace:

@@ -138,12 +138,6 @@ def parse_nvidia_smi(text: str) -> tuple[Gpu, ...]:
     return tuple(gpus)
 
 
-def usable_gpu(device: str) -> Gpu | None:
-    """Returns the card that torch will use for `policy.device`. None: there is no card, none was requested,
-    or torch cannot use it."""
-    return find_card(device).gpu
-
-
 def card_in_use(device: str) -> str:
     """Returns the name by which nvidia-smi finds the card of `policy.device`. Empty: there is none."""
     gpu = find_card(device).gpu

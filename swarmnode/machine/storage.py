@@ -255,8 +255,9 @@ def folder_bytes(folder: Path) -> int:
 
 
 def make_folder(folder: Path) -> None:
-    """Creates a folder and its parents, so that their names survive a power cut as well."""
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in missing:
-        sync(path.parent)
+    """Creates a folder and its parents, so that their names survive a power cut as well, and only we can look
+    into them (0700, as the XDG Base Directory Specification asks): a home holds rollouts and chats."""
+    for path in reversed((folder, *folder.parents)):
+        if not path.exists():
+            path.mkdir(mode=0o700, exist_ok=True)
+            sync(path.parent)

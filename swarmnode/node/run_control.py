@@ -34,12 +34,18 @@ class RunControl:
     ('pausing after this round', True, 'resuming', False)
     """
 
-    def __init__(self, stop: Callable[[], object], takes: tuple[Request, ...] = REQUESTS) -> None:
-        """`stop`: interrupts the current work, from any thread. `takes`: the supported requests."""
+    def __init__(
+        self,
+        stop: Callable[[], object],
+        takes: tuple[Request, ...] = REQUESTS,
+        stopping: str = "stopping now, with a checkpoint",
+    ) -> None:
+        """`stop`: interrupts the current work, from any thread. `takes`: the supported requests. `stopping`:
+        the answer to `stop`."""
         self.takes = takes
         self.ending = False
         """True if the run ends as soon as the round allows."""
-        self._stop = stop
+        self._stop, self._stopping = stop, stopping
         self._paused_until = 0.0
         self._reasons: dict[str, str] = {}
         self._overruled: set[str] = set()
@@ -103,7 +109,7 @@ class RunControl:
             case "stop":
                 self.ending = True
                 self._stop()
-                return "stopping now, with a checkpoint"
+                return self._stopping
 
     @property
     def _paused_by_hand(self) -> bool:

@@ -31,7 +31,8 @@ SAME_REQUEST_S = 1.0
 STOPPING = "stopping: finishing current work and writing a checkpoint"
 STOPPING_EARLY = "stopping once the current loading step is done"
 ENDED_EARLY = "stopped before the node had started"
-ENDED_AT_ONCE = "stopped immediately; the next start resumes from the last checkpoint"
+ENDED_AT_ONCE = "stopped immediately"
+RESUMED = "; the next start resumes from the last checkpoint"
 
 
 class StopSignals:
@@ -98,7 +99,8 @@ class StopSignals:
         elif now - first > SAME_REQUEST_S:
             # The current work may take minutes. The network daemon ends with us.
             try:
-                logger.warning("%s", ENDED_EARLY if request_stop is None else ENDED_AT_ONCE)
+                ended = ENDED_EARLY if request_stop is None else ENDED_AT_ONCE
+                logger.warning("%s%s", ended, RESUMED if stopping == STOPPING else "")
                 logging.shutdown()
                 sys.stdout.flush()
             finally:  # Also if nothing can be written any more.

@@ -1,6 +1,6 @@
 """Names from other trainers, which people may use for our settings and arguments.
 
-registry.py -> [other_names] -> config_layers.py (advice for an unknown name), settings_page.py
+registry.py -> [other_names] -> config_layers.py (advice for an unknown name), the page of settings
 """
 
 from collections.abc import Mapping, Sequence

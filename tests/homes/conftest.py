@@ -117,7 +117,7 @@ def start(lab: Lab, tmp_path: Path) -> Iterator[Callable[..., Running]]:
                 command = [sys.executable, str(CALLER), str(folder), caller, *addresses]
             errors = stack.enter_context((folder / "errors").open("w"))
             environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **more}
-            process = machine.start(command, environment=environment, stdout=subprocess.PIPE, stderr=errors)
+            process = machine.start(command, env=environment, stdout=subprocess.PIPE, stderr=errors)
             running = Running(process)
 
             def read() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from swarmnode.errors import ModelError
 from swarmnode.extensions.vllm import compat
-from swarmnode.machine.hardware import GIB, Gpu, cpu_has_bf16, parse_nvidia_smi, usable_gpu, visible_gpus
+from swarmnode.machine.hardware import GIB, Gpu, cpu_has_bf16, find_card, parse_nvidia_smi, visible_gpus
 from swarmnode.machine.memory_plan import Workload, plan_memory
 from swarmnode.machine.storage import builtin_folder
 from swarmnode.models import (
@@ -76,7 +76,7 @@ def test_auto_stays_with_its_first_choice(tmp_path: Path) -> None:
 
 
 def test_a_machine_told_to_use_its_cpu_has_no_gpu() -> None:
-    assert usable_gpu("cpu") is None
+    assert find_card("cpu").gpu is None
 
 
 def test_the_key_value_cache_is_counted_as_two_tensors_per_layer() -> None:

@@ -26,7 +26,7 @@ import torch
 
 from swarmnode.errors import StorageError
 from swarmnode.extensions.demonstration.warmup import TrainingPhase, warm_up
-from swarmnode.machine.storage import discard, sha256_of, sync
+from swarmnode.machine.storage import discard, make_folder, sha256_of, sync
 from swarmnode.model.built_model import Progress
 from swarmnode.tasks.builtin import BUILTIN_TASKS
 from swarmnode.tasks.task import Task
@@ -115,7 +115,7 @@ def build_tiny(
         start = build_tiny(models_folder, seed, progress, first, tasks)
     with _storage_errors(target):
         # Before the work: whether the folder can be written at all.
-        models_folder.mkdir(parents=True, exist_ok=True)
+        make_folder(models_folder)
         tempfile.TemporaryFile(dir=models_folder).close()
         if shutil.disk_usage(models_folder).free < FOLDER_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

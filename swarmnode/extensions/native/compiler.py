@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from swarmnode.machine.hardware import cpu_flags
-from swarmnode.machine.storage import resolve_paths
+from swarmnode.machine.storage import make_folder, resolve_paths
 
 logger = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ def compiled(compiler: Path, folder: Path) -> Path:
     target = folder / _file_name(compiler)
     if target.exists():
         return target
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     wide = [WIDE_VECTORS] if platform.machine() in ("x86_64", "AMD64") else []
     with TemporaryDirectory(dir=folder) as aside:
         made = Path(aside) / target.name

@@ -72,7 +72,7 @@ class PrivateSwarm:
             return
         self._changed_at = changed_at
         try:
-            self._set(load(self._path))
+            self._take(load(self._path))
         except NetworkError as error:
             logger.error("%s; continuing with what was read at the start", error)
 
@@ -93,16 +93,21 @@ class PrivateSwarm:
         record = succeeded(self.record, news.signed_list, news.secret)
         if record is None:
             return
-        moved = record.key != self.key
-        self._set(record)
+        self._take(record)
         try:
             save(record, self._path)
             self._changed_at = _changed_at(self._path)
         except StorageError as error:
             logger.warning("%s; it will be requested again after a restart", error)
-        logger.info(
-            "private swarm %s: list %d of its founder%s", self.name, self.version, ", a new key" * moved
-        )
+
+    def _take(self, record: SwarmRecord) -> None:
+        """Adopts a changed record, with a log line if the founder's list is a newer one."""
+        key, version, removed = self.key, self.version, self._removed
+        self._set(record)
+        if self.version != version:
+            gone = ", ".join(sorted(self._removed - removed))
+            news = ", a new key" * (self.key != key) + (gone and f", removed: {gone}")
+            logger.info("private swarm %s: list %d of its founder%s", self.name, self.version, news)
 
     def _set(self, record: SwarmRecord) -> None:
         self.record = record

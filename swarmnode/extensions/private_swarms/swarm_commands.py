@@ -84,6 +84,7 @@ def members(swarm: Swarm = None, home: Home = None, json: Json = False) -> None:
     removed = set(manifest.removed if manifest else ())
     listed = {*met, *(manifest.members if manifest else ()), record.founder} - removed
     may = None if manifest is None else manifest.publishers
+    next_key = _next_members(record, paths, met)
     rows = [
         {
             "peer_id": peer,
@@ -91,6 +92,7 @@ def members(swarm: Swarm = None, home: Home = None, json: Json = False) -> None:
             "founder": peer == record.founder,
             "publishes": peer not in removed and (may is None or peer in may),
             "removed": peer in removed,
+            "next_key": peer in next_key,
             "met": met.get(peer),
         }
         for peer in (*sorted(listed), *sorted(removed))
@@ -104,6 +106,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         seen = "not met here" if at is None else f"met {age(time.time() - at)} ago"
         notes = [word for word in ("founder", "removed") if row[word]]
         notes += [] if row["publishes"] or row["removed"] else ["does not publish"]
+        notes += ["gets the next key"] if row["next_key"] else []
         yield f"{row['peer_id']}  {row['name']:32}  {', '.join([seen, *notes])}"
 
 
@@ -171,6 +174,14 @@ def _met(paths: Paths, name: str) -> dict[str, float]:
         for peer, at in read_met(place.met_members(name)).items():
             met[peer] = max(at, met.get(peer, 0.0))
     return met
+
+
+def _next_members(record: SwarmRecord, paths: Paths, met: Mapping[str, float]) -> tuple[str, ...]:
+    """Returns who would get a new key if the founder made one now. A member knows the founder's list only."""
+    key = load_or_create(paths.identity)
+    founders = record.manifest is not None and key.peer_id == record.founder
+    manifest = (changed(record, key, members=tuple(met)) if founders else record).manifest
+    return () if manifest is None else manifest.members
 
 
 def _change(

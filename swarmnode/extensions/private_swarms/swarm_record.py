@@ -14,7 +14,7 @@ from swarmnode.extensions.private_swarms.swarm_key import SECRET_BYTES, SwarmKey
 from swarmnode.identity.key_file import keep_secret
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.identity.peer_id import PUBLIC_KEY_BYTES, peer_id_from_public_key, public_key_from_peer_id
-from swarmnode.machine.storage import replace_file
+from swarmnode.machine.storage import make_folder, replace_file
 from swarmnode.network.admission import SUFFIX, file_of
 from swarmnode.network.finding.invitation import MAX_SEEDS, Invitation
 from swarmnode.network.multiaddr import split_peer
@@ -197,6 +197,7 @@ def names_in(folder: Path) -> tuple[str, ...]:
 def save(record: SwarmRecord, path: Path) -> None:
     """Writes the record so that only we can read it. Raises StorageError."""
     try:
+        make_folder(path.parent)
         replace_file(path, msgspec.json.format(msgspec.json.encode(record), indent=1), mode=0o600)
     except OSError as error:
         raise StorageError(f"cannot save the key of a swarm in {path}: {error.strerror}") from error

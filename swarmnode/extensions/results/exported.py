@@ -51,8 +51,12 @@ def export_offline(settings: Settings, folder: Path, *, merged: bool, best: bool
     assert checkpoint is not None, "only the base model has none"
     write = _write_merged if merged else _write_adapter
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
         with whole_folder(folder, replaces=False) as aside:
             write(local, checkpoint, aside)
+            # safetensors writes for the owner alone (0600), whatever the umask says.
+            for path in filter(Path.is_file, aside.rglob("*")):
+                path.chmod(aside.stat().st_mode & 0o666)
     except (OSError, SafetensorError) as error:
         raise StorageError(f"cannot write {folder}: {error}", hint="check the disk and the path") from error
     what = "the merged model" if merged else "the adapter (PEFT)"

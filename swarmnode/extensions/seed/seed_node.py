@@ -206,7 +206,7 @@ async def _serve(seat: Seat, tell: Callable[[str], None]) -> None:
     try:
         async with node:
             stop = partial(asyncio.get_running_loop().call_soon_threadsafe, node.request_stop)
-            control = RunControl(stop, ("stop",))
+            control = RunControl(stop, ("stop",), stopping="stopping now")
             with open_page(NodeSource(lambda: node.status, control, config, {}, paths)) as page:
                 leave_note(node.status, seat, page)
                 # Before anybody is told that we are there: whoever reads the address may stop us at once.

@@ -184,20 +184,12 @@ def _has_hung_up(client: socket.socket) -> bool:
 
 
 def _frame(client: socket.socket) -> bytes:
-    length = int.from_bytes(_exactly(client, LENGTH_BYTES), "big")
-    if length > MOST_FRAME_BYTES:
-        raise EOFError(f"a frame of {length} bytes")
-    return _exactly(client, length)
-
-
-def _exactly(client: socket.socket, length: int) -> bytes:
-    found = bytearray()
-    while len(found) < length:
-        piece = client.recv(length - len(found))
-        if not piece:
-            raise EOFError("hung up")
-        found += piece
-    return bytes(found)
+    with client.makefile("rb") as sent:
+        length = int.from_bytes(sent.read(LENGTH_BYTES), "big")
+        content = sent.read(length) if length <= MOST_FRAME_BYTES else b""
+    if len(content) < length:
+        raise EOFError(f"hung up, or a frame of {length} bytes")
+    return content
 
 
 def _send(client: socket.socket, events: list[Event]) -> None:

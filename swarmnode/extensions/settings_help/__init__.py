@@ -1,4 +1,4 @@
-"""Settings for people: `swarmnode config`, and the page of them all."""
+"""Settings for people: `swarmnode config`."""
 
 from swarmnode.registry import Parts
 

@@ -27,7 +27,7 @@ from swarmnode.extensions.trial_swarm.nat_lab import Lab, stop
 from swarmnode.extensions.trial_swarm.swarm_story import lines_of, read_story
 from swarmnode.identity.key_file import load_or_create
 from swarmnode.identity.node_key import NodeKey
-from swarmnode.machine.storage import resolve_paths
+from swarmnode.machine.storage import make_folder, resolve_paths
 from swarmnode.settings.config_layers import load_config
 
 PROGRAM = (sys.executable, "-P", "-m", "swarmnode")
@@ -179,7 +179,7 @@ def _free_port() -> int:
 @contextmanager
 def _seed(lab: Lab, home: Path) -> Generator[str, None, None]:
     """A seed on a public machine; gives its address. Raises SwarmnodeError."""
-    home.mkdir(parents=True, exist_ok=True)
+    make_folder(home)
     with (home / "errors.log").open("w") as errors:
         process = lab.public().start(
             [*PROGRAM, "seed", "--home", str(home)], stdout=subprocess.PIPE, stderr=errors

@@ -18,10 +18,10 @@ import itertools
 import os
 import shutil
 import subprocess
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import IO, Literal, Self
+from typing import Any, Literal, Self
 
 from swarmnode.errors import SwarmnodeError
 
@@ -59,24 +59,10 @@ class LabMachine:
         """Words before a command that make it run here."""
         return "ip", "netns", "exec", self.namespace
 
-    def start(
-        self,
-        command: Sequence[str],
-        *,
-        environment: Mapping[str, str] | None = None,
-        stdout: IO[str] | int | None = None,
-        stderr: IO[str] | int | None = None,
-    ) -> "subprocess.Popen[str]":
-        """Starts a process here. The caller ends it."""
-        return subprocess.Popen(
-            [*self.prefix, *command],
-            env=None if environment is None else dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            text=True,
-            start_new_session=True,
-        )
+    def start(self, command: Sequence[str], **options: Any) -> "subprocess.Popen[str]":
+        """Starts a process here, with these `options` of Popen. The caller ends it."""
+        options = {"stdin": subprocess.DEVNULL, "start_new_session": True, **options}
+        return subprocess.Popen([*self.prefix, *command], text=True, **options)
 
     def run(self, command: Sequence[str]) -> str:
         """Runs a short command here and returns what it printed. Raises LabError."""

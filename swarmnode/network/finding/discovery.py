@@ -14,6 +14,8 @@ from collections.abc import AsyncIterable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import Protocol
 
+import msgspec
+
 from swarmnode.errors import HostDown, NetworkError, PeerBarred, StorageError
 from swarmnode.network.finding.peer_book import KnownAddress, PeerBook, Source, next_dials
 from swarmnode.network.finding.seed_addresses import Resolve, ask_dns, look_up
@@ -104,13 +106,16 @@ class Discovery:
         self._said_attached: bool | None = None
         self._said_barred = False
         """True once we logged, while alone, that we keep away from a peer because we barred it."""
+        self._twin = ""
+        """What was seen of another node with our identity, in words. Empty: nothing."""
         self._news = asyncio.Event()
         self._reach = find_reach(host, self._dialled, asks_router=asks_router)
 
     @property
     def reach(self) -> Reach:
         """Reachability of this node from outside, as far as peers have found it out."""
-        return Reach() if self._reach is None else self._reach.reach
+        found = Reach() if self._reach is None else self._reach.reach
+        return msgspec.structs.replace(found, text=f"{self._twin}; {found.text}") if self._twin else found
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -262,6 +267,18 @@ class Discovery:
                 for address in addresses:
                     if scope_of(address) != "public":
                         self._learn(address, "mdns")
+                        self._look_for_twin(address)
+
+    def _look_for_twin(self, address: str) -> None:
+        """Warns, once, if this address, which another node announces, bears our peer id. Nothing else shows a
+        twin: libp2p drops gossip that claims to be ours, and does not dial our own peer id."""
+        if not self._twin and address.endswith(f"/p2p/{self._host.peer_id}"):
+            self._twin = f"another node with this node's identity was seen at {address}"
+            logger.warning(
+                "%s: others hear neither of the two reliably; stop one, move its identity/node.key away and"
+                " start it again, so that it makes a key of its own",
+                self._twin,
+            )
 
     def _learn(self, address: str, source: Source) -> None:
         try:

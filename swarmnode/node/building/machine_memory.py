@@ -12,7 +12,7 @@ from importlib.util import find_spec
 
 from swarmnode.errors import ConfigError, ModelError
 from swarmnode.families.family import refuse_at_sight
-from swarmnode.machine.hardware import inspect_machine, usable_gpu
+from swarmnode.machine.hardware import find_card, inspect_machine
 from swarmnode.machine.installing import how_to_install
 from swarmnode.machine.memory_plan import (
     MemoryPlan,
@@ -69,7 +69,7 @@ class PlannedMemory:
 
 def plan_for(config: Config, model: str) -> PlannedMemory:
     """Returns the memory plan of `model` (tiny, a folder or a hub name). Loads nothing, not even torch."""
-    machine, gpu = inspect_machine(), usable_gpu(config.policy.device)
+    machine, gpu = inspect_machine(), find_card(config.policy.device).gpu
     facts = find_facts(model, load_cards(builtin_folder("configs") / "models.toml"))
     free, place = float(machine.memory_free_bytes), "this machine"
     engine_bytes = None

@@ -21,7 +21,7 @@ import msgspec
 import psutil
 
 from swarmnode.errors import IdentityError, IdentityInUse
-from swarmnode.machine.storage import replace_file
+from swarmnode.machine.storage import make_folder, replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class IdentityLock:
 
     def _open(self) -> int:
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            make_folder(self.path.parent)
             return os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise IdentityError(

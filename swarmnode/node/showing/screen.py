@@ -15,6 +15,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any, Self
 
+from swarmnode.machine.storage import make_folder
 from swarmnode.node.showing.board import Occasion, RoundLines, Watcher, Watchers, policy_label
 from swarmnode.node.showing.monitors import MOST_LOG_BYTES
 from swarmnode.node.showing.monitors import logger as monitors_logger
@@ -128,7 +129,7 @@ class Screen:
 
     def _keep_file(self, path: Path) -> None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             handler = LogFile(path, maxBytes=MOST_LOG_BYTES, backupCount=1, encoding="utf-8")
         except OSError as error:
             logger.warning("no log file: cannot write %s (%s)", path, error.strerror)

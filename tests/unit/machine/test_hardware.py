@@ -7,7 +7,7 @@ import pytest
 
 from swarmnode.errors import ModelError
 from swarmnode.machine import hardware
-from swarmnode.machine.hardware import GIB, Card, Gpu, TorchCuda, card_for, find_card, usable_gpu
+from swarmnode.machine.hardware import GIB, Card, Gpu, TorchCuda, card_for, find_card
 from swarmnode.machine.storage import builtin_folder
 from swarmnode.model.base_model import find_device
 from swarmnode.models import resolve_model
@@ -42,7 +42,7 @@ def test_a_driver_too_old_is_named_and_the_model_is_chosen_for_the_cpu(
         "NVIDIA GeForce RTX 4090 is not used: its driver 470.82.01 is too old for torch 2.13.0,"
         " which is built for CUDA 13.0; using the demonstration policy"
     )
-    assert usable_gpu("auto") is None
+    assert find_card("auto").gpu is None
     assert "update the NVIDIA driver to 580.65 or newer" in find_card("auto").advice
     with pytest.raises(ModelError, match=r"driver 470\.82\.01 is too old") as caught:
         find_device("cuda")

@@ -1,8 +1,16 @@
+import os
 from pathlib import Path
 
 import pytest
 
-from swarmnode.machine.storage import builtin_folder, discard, replace_file, resolve_paths, whole_folder
+from swarmnode.machine.storage import (
+    builtin_folder,
+    discard,
+    make_folder,
+    replace_file,
+    resolve_paths,
+    whole_folder,
+)
 from tests.full_disk import full_disk
 
 
@@ -89,3 +97,17 @@ def test_what_a_disk_does_not_take_names_the_file_that_was_to_be_written(tmp_pat
         replace_file(target, b"new")
     assert caught.value.filename == str(target)
     assert target.read_bytes() == b"old" and list(tmp_path.iterdir()) == [target]
+
+
+def test_folders_of_a_home_are_for_their_owner_alone_and_those_of_others_stay_as_they_are(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o755)
+    umask = os.umask(0)
+    try:
+        make_folder(tmp_path / "shared" / "home" / "state" / "logs")
+    finally:
+        os.umask(umask)
+    logs = tmp_path / "shared" / "home" / "state" / "logs"
+    assert [path.stat().st_mode & 0o777 for path in (logs, *logs.parents[:3])] == [0o700, 0o700, 0o700, 0o755]

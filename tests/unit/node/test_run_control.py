@@ -83,11 +83,11 @@ async def test_a_finished_round_is_whole_and_the_last() -> None:
 
 def test_a_node_takes_what_its_kind_can_follow() -> None:
     stopped: list[int] = []
-    seed = RunControl(lambda: stopped.append(1), ("stop",))
+    seed = RunControl(lambda: stopped.append(1), ("stop",), stopping="stopping now")
     with pytest.raises(ValueError, match="this node takes stop, not pause"):
         seed.ask("pause")
     assert not seed.paused
-    assert seed.ask("stop") == "stopping now, with a checkpoint" and stopped == [1] and seed.ending
+    assert seed.ask("stop") == "stopping now" and stopped == [1] and seed.ending, "it has no checkpoint"
 
 
 def test_who_resumes_what_is_not_paused_is_told_so() -> None:

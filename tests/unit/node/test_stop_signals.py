@@ -90,8 +90,8 @@ async def test_a_running_node_is_asked_once_and_the_second_request_ends_the_proc
     assert asked.empty()
     assert [record.getMessage() for record in caplog.records] == [
         "stopping: saying goodbye to peers; press Ctrl-C again to stop immediately",
-        "stopped immediately; the next start resumes from the last checkpoint",
-    ]
+        "stopped immediately",
+    ], "a seed has no checkpoint"
 
 
 async def test_what_a_terminal_and_a_supervisor_both_send_is_one_request() -> None:

@@ -12,6 +12,7 @@ from swarmnode.machine.storage import builtin_folder
 from swarmnode.settings.config import KEYS, Config, explain_setting
 from swarmnode.settings.config_layers import advice_for_argument, load_config, presets
 from swarmnode.settings.other_names import other_names
+from tests.test_docker import module
 
 VARIABLE = re.compile(r'"(SWARMNODE_[A-Z]+(?:_[A-Z]+)*)"')
 """A variable that is no setting: those have two underscores."""
@@ -280,3 +281,9 @@ def test_a_name_that_is_none_is_refused_in_words(key: str) -> None:
     with pytest.raises(ConfigError, match=r"a name has .*letters, digits") as refused:
         load_config(environ={}, assignments=[f"{key}=a b/c"])
     assert "pattern" not in str(refused.value)
+
+
+def test_the_page_of_settings_is_what_the_code_says() -> None:
+    made = module(Path(__file__).parents[3] / "checks" / "settings_page.py")
+    assert made.PAGE.read_text() == made.reference_page(), "make it again: python checks/settings_page.py"
+    assert all(f"`{key}`" in made.PAGE.read_text() for key in KEYS)

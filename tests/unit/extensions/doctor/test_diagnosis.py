@@ -41,7 +41,7 @@ def settings(*assignments: str) -> Config:
 def on_a_machine(monkeypatch: pytest.MonkeyPatch, free_gib: float, gpu: Gpu | None = None) -> None:
     machine = Machine("a CPU", 2, 64 * GIB, int(free_gib * GIB), () if gpu is None else (gpu,))
     monkeypatch.setattr(memory_module, "inspect_machine", lambda: machine)
-    monkeypatch.setattr(memory_module, "usable_gpu", lambda device: gpu)
+    monkeypatch.setattr(memory_module, "find_card", lambda device: Card(gpu))
     monkeypatch.setattr(vllm_compat, "missing_reason", lambda device: "vLLM is not installed")
 
 

@@ -94,7 +94,7 @@ def test_json_metrics_and_log_show_the_same_numbers(server: str, tmp_path: Path)
         for family in text_string_to_metric_families(get(f"{server}/metrics"))
         for sample in family.samples
     }
-    assert samples[("swarmnode_exchange_dropped", "bad_signature")] == 4
+    assert samples[("swarmnode_exchange_dropped_total", "bad_signature")] == 4
     assert samples[("swarmnode_exchange_trained", "12D3KooWother")] == 2
     assert samples[("swarmnode_reward_own",)] == 0.25
     assert not any(name[0] == "swarmnode_reward_external" for name in samples)
@@ -126,6 +126,6 @@ def test_restarts_for_memory_and_what_was_skipped_are_told_apart(tmp_path: Path)
     network = replace(STATUS.network, memory_restarts=3, skipped={"provider_record": 7})
     with shown_page(lambda: replace(STATUS, network=network)) as running:
         metrics = get(f"http://127.0.0.1:{running.port}/metrics")
-    assert "swarmnode_network_restarts 1.0" in metrics
-    assert "swarmnode_network_memory_restarts 3.0" in metrics
-    assert 'swarmnode_network_skipped{cause="provider_record"} 7.0' in metrics
+    assert "swarmnode_network_restarts_total 1.0" in metrics
+    assert "swarmnode_network_memory_restarts_total 3.0" in metrics
+    assert 'swarmnode_network_skipped_total{cause="provider_record"} 7.0' in metrics

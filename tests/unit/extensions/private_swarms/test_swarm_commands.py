@@ -17,6 +17,7 @@ from swarmnode.machine.storage import resolve_paths
 from swarmnode.network.admission import admission_to, file_of
 
 PEER = NodeKey(b"p" * 32).peer_id
+GONE = NodeKey(b"g" * 32).peer_id
 
 
 def swarm(home: Path, *arguments: str) -> Result:
@@ -45,6 +46,21 @@ def test_who_is_removed_is_listed_so_and_every_invitation_from_before_is_out_of_
         (True, False, True),
         (False, True, False),
     ]
+
+
+def test_members_lists_who_gets_the_next_key(tmp_path: Path) -> None:
+    invitation = swarm(tmp_path / "founder", "create", "friends", "--private").stdout.strip()
+    founders = resolve_paths(tmp_path / "founder")
+    for peer in (PEER, GONE):
+        MetMembers(founders.met_members("friends")).note(peer)
+    swarm(tmp_path / "founder", "remove", GONE)
+    lines = {line.split()[0]: line for line in swarm(tmp_path / "founder", "members").stdout.splitlines()}
+    assert [peer for peer, line in lines.items() if "gets the next key" in line] == sorted(
+        lines.keys() - {GONE}
+    )
+    invited(tmp_path / "friend", None, [invitation])
+    (row,) = json.loads(swarm(tmp_path / "friend", "members", "--json").stdout)["members"]
+    assert (row["founder"], row["next_key"]) == (True, False), "a friend has yet to hear the founder's list"
 
 
 def test_who_was_removed_is_neither_removed_again_nor_given_a_part(tmp_path: Path) -> None:
@@ -82,3 +98,10 @@ def test_addresses_without_an_invitation_are_left_as_they_are(tmp_path: Path) ->
     assert invited(tmp_path, "attic", ["/ip4/192.0.2.7"]) == ("attic", ["/ip4/192.0.2.7"])
     assert invited(tmp_path, None, None) == (None, None)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("first", ["create", "invited"])
+def test_a_home_is_made_for_its_owner_alone_whatever_is_written_first(tmp_path: Path, first: str) -> None:
+    invitation = swarm(tmp_path / "create", "create", "friends", "--private").stdout.strip()
+    invited(tmp_path / "invited", None, [invitation])
+    assert (tmp_path / first).stat().st_mode & 0o777 == 0o700

@@ -174,7 +174,10 @@ def test_the_list_says_who_may_publish_as_it_is_now(tmp_path: Path):
     assert FRIEND.peer_id in swarm and MALLORY.peer_id not in swarm
 
 
-def test_a_running_node_follows_what_a_command_writes(tmp_path: Path):
+def test_a_running_node_follows_what_a_command_writes_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level("INFO", "swarmnode")
     record = friends()
     swarm = kept(record, tmp_path)
     swarm.refresh()
@@ -182,6 +185,8 @@ def test_a_running_node_follows_what_a_command_writes(tmp_path: Path):
     save(changed(record, FOUNDER, remove=[MALLORY.peer_id], new_key=True), file_of(tmp_path, "friends"))
     swarm.refresh()
     assert swarm.removed == {MALLORY.peer_id} and swarm.key != record.key
+    news = f"private swarm friends: list 2 of its founder, a new key, removed: {MALLORY.peer_id}"
+    assert caplog.messages == [news]
     file_of(tmp_path, "friends").write_text("rubbish")
     swarm.refresh()
     assert swarm.removed == {MALLORY.peer_id}

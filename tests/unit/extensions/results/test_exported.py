@@ -1,5 +1,6 @@
 """Which checkpoint is taken elsewhere, and how."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,19 @@ def test_a_merged_model_is_written_in_float32_also_where_the_node_trained_in_bfl
     assert done.what.startswith("the merged")
     merged = load_file(tmp_path / "merged" / "model.safetensors")
     assert {tensor.dtype for tensor in merged.values()} == {torch.float32}
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_others_may_read_what_is_exported_where_the_umask_lets_them(
+    config: Config, quick_model: Path, tmp_path: Path, merged: bool
+) -> None:
+    paths = resolve_paths(tmp_path / "home")
+    save(config, str(quick_model), tmp_path / "home", [0.5])
+    umask = os.umask(0o022)
+    try:
+        export_offline(at(config, str(quick_model), paths), tmp_path / "exports" / "mine", merged=merged)
+    finally:
+        os.umask(umask)
+    modes = {oct(path.stat().st_mode & 0o777) for path in (tmp_path / "exports").rglob("*") if path.is_file()}
+    assert modes == {"0o644"}
+    assert (tmp_path / "exports").stat().st_mode & 0o777 == 0o755

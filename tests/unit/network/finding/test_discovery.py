@@ -187,6 +187,32 @@ async def test_a_name_in_the_dns_leads_to_the_swarm_once_it_resolves(monkeypatch
             running.cancel()
 
 
+async def test_another_node_with_our_identity_in_the_local_network_is_told_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with MemoryNetwork().host(ip="192.168.1.20") as node:
+        twins = [f"/ip4/192.168.1.{place}/tcp/1/p2p/{node.peer_id}" for place in (21, 22)]
+
+        @asynccontextmanager
+        async def neighbours(
+            addresses: tuple[str, ...], *, namespace: str, interfaces: tuple[str, ...]
+        ) -> AsyncGenerator[object, None]:
+            async def found() -> AsyncGenerator[tuple[str, ...], None]:
+                yield (f"/ip4/192.168.1.23/tcp/1/p2p/{PEER}",)
+                for twin in twins:
+                    yield (twin,)
+
+            yield found()
+
+        finder = Discovery(node, PeerBook(), (), SWARM, interfaces=("192.168.1.20",))
+        assert "identity" not in finder.reach.text
+        await finder._browse(neighbours)
+        assert finder.reach.text.startswith(
+            f"another node with this node's identity was seen at {twins[0]}; not known yet"
+        )
+    assert [record.levelname for record in caplog.records if "identity" in record.message] == ["WARNING"]
+
+
 async def test_nothing_public_is_taken_from_the_local_network():
     told: list[str] = []
 

@@ -1,9 +1,12 @@
 """The page with every setting, docs/settings.md: made of the sentences in config.py, never written by hand.
 
-`swarmnode config reference` -> [reference_page] -> docs/settings.md
+config.py -> [reference_page] -> docs/settings.md
+
+`python checks/settings_page.py` writes it anew; the suite says when that is due.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin
 
@@ -13,9 +16,10 @@ from pydantic.fields import FieldInfo
 from swarmnode.settings.config import SECTIONS, Section
 from swarmnode.settings.other_names import other_names
 
+PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 HEAD = """# Every setting
 
-Made by `swarmnode config reference > docs/settings.md` from `swarmnode/settings/config.py`; a test compares
+Made by `python checks/settings_page.py` from `swarmnode/settings/config.py`; a test compares
 the two. [configs/README.md](../configs/README.md) says where a value may come from, and
 `swarmnode config show --explain` prints those that hold here. Scripts say
 `settings={"training.loss": "grpo"}`, or a dictionary for a section.
@@ -90,3 +94,7 @@ def _kind(annotation: Any) -> str:
         return " or ".join(_kind(one) for one in get_args(annotation) if one is not NoneType)
     words = {bool: "`true`, `false`", int: "whole number", float: "number", str: "text", SecretStr: "text"}
     return words.get(annotation) or {tuple: "list of texts", dict: "table"}[get_origin(annotation)]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(reference_page())
