@@ -534,8 +534,13 @@ class _Watch:
 
     def see(self, event: Occasion, status: NodeStatus) -> None:
         self._seen(status)
-        if event == "round" and self._on_round is not None:
+        if event != "round" or self._on_round is None:
+            return
+        try:
             self._on_round(status)
+        except (OSError, StopIteration) as error:
+            # No coroutine raises a StopIteration, and a watcher's OSError means that its output is closed.
+            raise RuntimeError(f"on_round raised {error!r}") from error
 
     def close(self) -> None:
         pass

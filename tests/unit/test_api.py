@@ -570,3 +570,16 @@ def test_rows_of_which_none_is_held_out_say_so_once(options: dict[str, Any]) -> 
     log = (options["home"] / "state/logs/node.log").read_text()
     assert log.count("task rows has no held-out prompts (one in five") == 1
     assert "eval_dataset=" in log
+
+
+@pytest.mark.parametrize("raised", [StopIteration("enough"), OSError("the disk is full"), ValueError("odd")])
+def test_an_error_of_on_round_ends_the_run(raised: Exception, options: dict[str, Any]) -> None:
+    seen: list[int] = []
+
+    def fails(said: NodeStatus) -> None:
+        seen.append(round_of(said))
+        raise raised
+
+    with pytest.raises((RuntimeError, ValueError), match=str(raised)):
+        sn.run(letters, length, rounds=2, on_round=fails, **options)
+    assert seen == [1]
