@@ -13,6 +13,7 @@ from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.loaded_memory import choose_budget
 from swarmnode.node.building.local_policy import load_policy
 from swarmnode.node.building.machine_memory import plan_for
+from swarmnode.node.learner import Learner
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.node.showing.node_status import NodeStatus
 from swarmnode.settings.config_layers import load_config
@@ -105,6 +106,28 @@ def test_a_node_learns_by_a_learner_of_ones_own(quick_model: Path, tmp_path: Pat
     said = {**SMALL, "node.learner": f"{__name__}:Counts"}
     assert sn.run(words, repeated, rounds=2, model=quick_model, home=tmp_path, settings=said).rounds == 2
     assert Counts.seen == 4
+
+
+class Plain:
+    """A learner that has what `Learner` asks for, and nothing more."""
+
+    def __init__(self, *parts: Any, **more: Any) -> None:
+        self._ours = PolicyLearner(*parts, **more)
+        for name in vars(Learner):
+            if not name.startswith("_") and name != "policy_version":
+                setattr(self, name, getattr(self._ours, name))
+
+    @property
+    def policy_version(self) -> int:
+        return self._ours.policy_version
+
+
+def test_a_learner_needs_only_what_is_checked(quick_model: Path, tmp_path: Path) -> None:
+    said = {**SMALL, "node.learner": f"{__name__}:Plain"}
+    done = sn.run(words, repeated, rounds=2, model=quick_model, home=tmp_path, settings=said)
+    assert done.rounds == 2 and done.reward_last is not None
+    (rollouts,) = (tmp_path / "data" / "checkpoints").glob("*/rollouts.jsonl")
+    assert '"advantage": -' in rollouts.read_text()
 
 
 def test_its_memory_is_planned_for_as_that_of_a_copy_of_the_model(quick_model: Path, tmp_path: Path) -> None:
