@@ -40,6 +40,7 @@ from swarmnode.node.commands.offline import (
 )
 from swarmnode.node.showing.board import Occasion
 from swarmnode.node.showing.monitors import Monitor, checked_monitor
+from swarmnode.node.showing.monitors import RunInfo as RunInfo
 from swarmnode.node.showing.node_status import NodeStatus, Summary
 from swarmnode.node.showing.screen import LOG_FILE, Screen
 from swarmnode.rollout.engine import Request, SamplingParams
