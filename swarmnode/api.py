@@ -417,11 +417,10 @@ def evaluate(
     keywords = {"node.run": run, **_names(task)}
     chosen = _settings_of_trained(home, preset, model, keywords, settings, tokenizer)
     measured = None if tools is not None or environment is not None else measured_rows(task)
-    made = _task_around(
-        () if measured else task, rewards_of(reward), tools, environment, measured, chosen.config
-    )
+    rewards = rewards_of(reward)
+    made = _task_around(() if measured else task, rewards, tools, environment, measured, chosen.config)
     with ExitStack() as stack:
-        tasks = tasks_of(stack, made or task, () if made else rewards_of(reward), chosen.config)
+        tasks = tasks_of(stack, made or task, () if made else rewards, chosen.config)
         return evaluate_offline(
             chosen,
             base=base,

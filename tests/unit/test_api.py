@@ -633,3 +633,8 @@ def test_an_error_of_on_round_ends_the_run(raised: Exception, options: dict[str,
     with pytest.raises((RuntimeError, ValueError), match=str(raised)):
         sn.run(letters, length, rounds=2, on_round=fails, **options)
     assert seen == [1]
+
+
+def test_rewards_given_as_a_generator_judge_a_named_task_too(options: dict[str, Any]) -> None:
+    found = sn.evaluate("rev", (one for one in [length]), base=True, **options)  # type: ignore[arg-type]
+    assert found.judged_by == {"rev": ("length",)}
