@@ -4,7 +4,7 @@ cli eval, api.py -> [evaluate_offline] -> [load_checkpoint] -> local_policy.py, 
 """
 
 from collections.abc import Generator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -151,17 +151,18 @@ def load_checkpoint(
     """
     if base and best:
         raise ConfigError("base and best are two different policies", hint="leave out one of them")
-    if not base:
-        _check_trained(settings, purpose)
-    check_loadable(settings.config, settings.model)
-    from swarmnode.node.building.local_policy import load_policy
+    with ExitStack() as stack:
+        with screen or Screen() as shown:
+            if not base:
+                _check_trained(settings, purpose)
+            check_loadable(settings.config, settings.model)
+            from swarmnode.node.building.local_policy import load_policy
 
-    with screen or Screen() as shown:
-        local = load_policy(settings.config, settings.model, settings.paths, shown.progress, trains=False)
-    with closing(local.engine):
-        checkpoint = None if base else _chosen(local, purpose, best=best)
-        if checkpoint is not None and apply:
-            apply_checkpoint(local, checkpoint)
+            local = load_policy(settings.config, settings.model, settings.paths, shown.progress, trains=False)
+            stack.callback(local.engine.close)
+            checkpoint = None if base else _chosen(local, purpose, best=best)
+            if checkpoint is not None and apply:
+                apply_checkpoint(local, checkpoint)
         yield local, checkpoint
 
 
