@@ -242,7 +242,8 @@ class OwnStage:
         owners = (self._peer_id,) if self._peer_id in data_nodes else data_nodes
         caches = StageCaches(held.model, max_bytes=self._settings.cache_bytes, owners=owners)
         self.decode.hold(caches)
-        self.decode.adopt(PlanMembers(agreed.digest, agreed.peers, assignment.own))
+        stage_of = agreed.plan.instance.stage_of
+        self.decode.adopt(PlanMembers(agreed.digest, agreed.peers, assignment.own, stage_of))
         self.ready.set()
         self._is_news.set()
         logger.info(

@@ -149,6 +149,11 @@ class DecodeNode:
         """Stop waiting for steps whose path includes a member that is gone."""
         self._in_flight.lose(peer_id, why)
 
+    @property
+    def members(self) -> PlanMembers:
+        """The plan that was adopted last. There is one wherever rollouts are made."""
+        return next(iter(self._plans.values()))
+
     async def settled(self) -> None:
         """Wait until our own stage is not being changed."""
         await self._settled.wait()

@@ -19,7 +19,6 @@ from swarmnode.extensions.pipeline.rollouts.chain import ChainFeed, Stopped, Sto
 from swarmnode.extensions.pipeline.rollouts.decode_messages import DecodeMessage, Halted
 from swarmnode.extensions.pipeline.rollouts.feeder import MAX_FAILURES, PATIENCE
 from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
-from swarmnode.extensions.pipeline.rollouts.routing import StageHolders
 from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments, StageCaches
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
@@ -64,9 +63,7 @@ def take_places(pipeline: Swarm, stage_of: Sequence[int], who: Collection[int] |
             continue
         stage = stage_of[number]
         member.node.hold(None if stage < 0 else StageCaches(STAGES[stage], max_bytes=ROOM))
-        member.node.adopt(None if stage < 0 else PlanMembers(NEXT, peers, own=number))
-        if number == 0:
-            pipeline.chain.adopt_members(StageHolders(NEXT, peers, tuple(stage_of), own=0))
+        member.node.adopt(None if stage < 0 else PlanMembers(NEXT, peers, number, tuple(stage_of)))
 
 
 def do_nothing(member: Member) -> Callable[[], bool]:
@@ -205,7 +202,7 @@ async def test_a_frozen_member_is_replaced_under_the_next_plan() -> None:
     network = MemoryNetwork(seed=1)
     async with patient((0, 1, 2, 1), new_host=network.host) as pipeline:
         peers = tuple(member.host.peer_id for member in pipeline.members)
-        pipeline.chain.adopt_members(StageHolders(pipeline.chain._members.plan, peers, (0, 1, 2, -1), own=0))
+        pipeline.members[0].node.adopt(PlanMembers(PLAN, peers, 0, (0, 1, 2, -1)))
         await begin(pipeline, asked)
         frozen = pipeline.members[1].host
         assert isinstance(frozen, MemoryHost)
