@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -205,12 +206,7 @@ def _earlier(
             if tensors.tensors:
                 part = StagePart(0, whole.layers, has_ends=True)
                 found.append(HeldState.of(part, tensors.iteration, tensors.tensors))
-    for checkpoint in checkpoints.found():
-        try:
-            return (*found, checkpoint.read())
-        except CheckpointError as error:
-            logger.warning("%s", error)
-    return tuple(found)
+    return (*found, *islice(checkpoints.states(), 1))
 
 
 def _put_aside(checkpoints: StageCheckpoints, store: CheckpointStore) -> None:
