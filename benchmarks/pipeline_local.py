@@ -17,14 +17,20 @@ from torch import Tensor
 
 from swarmnode.errors import ModelError
 from swarmnode.extensions.pipeline.feeds.objectives import LossInputs, Objective, batch_logprobs
-from swarmnode.extensions.pipeline.stages.loading import WeightFolder, load_stage
+from swarmnode.extensions.pipeline.stages.loading import WeightFolder
 from swarmnode.extensions.pipeline.stages.micro_batches import (
     GradientSum,
     MicroBatchAttempt,
     StageInput,
     StagePath,
 )
-from swarmnode.extensions.pipeline.stages.stage_model import StageCut, StagePart, StageSettings
+from swarmnode.extensions.pipeline.stages.stage_model import (
+    StageCut,
+    StageModel,
+    StagePart,
+    StageSettings,
+    build_stage,
+)
 from swarmnode.extensions.pipeline.stages.stage_worker import Activations, StageWorker
 from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from swarmnode.model.base_model import read_config
@@ -33,6 +39,24 @@ from swarmnode.training.packing import MicroBatch
 
 MAX_TOKENS = 1 << 20
 """Most tokens of a micro-batch within one process: nobody here is a stranger."""
+
+
+def load_stage(
+    folder: Path,
+    part: StagePart,
+    settings: StageSettings,
+    *,
+    cut: StageCut | None = None,
+    weights: WeightFolder | None = None,
+) -> StageModel:
+    """A stage of the model in `folder`, as `WholeModel.stage` makes it.
+
+    `cut`: the result of `try_cut` for this model; None: call it now. `weights`: the folder, if it is already
+    open. Raises ModelError if the model's family cannot be cut, or if files are missing or do not fit.
+    """
+    config = read_config(str(folder), str(folder))
+    weights = weights or WeightFolder.open(folder)
+    return build_stage(config, part, weights.read, settings, cut or try_cut(config))
 
 
 class LocalPipeline:

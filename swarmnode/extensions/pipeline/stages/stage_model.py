@@ -1,6 +1,6 @@
 """The layers of a causal LM that one member holds; on the data stage also the two ends of the model.
 
-loading -> [StageModel] -> stage_worker.py
+whole_model.py, loading.py -> [StageModel] -> stage_worker.py
 
 The decoder is the one of the model's family, and so are its masks, rotary angles and windows. Layers that
 other members hold are replaced by modules that pass hidden states through. Layers keep their numbers from the

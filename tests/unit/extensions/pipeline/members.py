@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.pipeline_local import load_stage
 from swarmnode.errors import CheckpointError
 from swarmnode.extensions.pipeline.execution.member_records import MemberSettings
 from swarmnode.extensions.pipeline.execution.pipeline_member import PipelineMember
@@ -24,7 +25,7 @@ from swarmnode.extensions.pipeline.replication.gradient_exchange import (
 from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote, ReplicaWeights, vote_of
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
-from swarmnode.extensions.pipeline.stages.loading import WeightFolder, load_stage
+from swarmnode.extensions.pipeline.stages.loading import WeightFolder
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum, StagePath
 from swarmnode.extensions.pipeline.stages.packed_state import unpack_state
 from swarmnode.extensions.pipeline.stages.stage_model import StageCut, StagePart, StageSettings

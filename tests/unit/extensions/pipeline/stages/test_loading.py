@@ -10,8 +10,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.pipeline_local import load_stage
 from swarmnode.errors import ModelError
-from swarmnode.extensions.pipeline.stages.loading import INDEX_FILE, SINGLE_FILE, WeightFolder, load_stage
+from swarmnode.extensions.pipeline.stages.loading import INDEX_FILE, SINGLE_FILE, WeightFolder
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from tests.unit.extensions.pipeline.tiny_models import LAYERS, SETTINGS, saved, tiny_config, tiny_model
