@@ -25,7 +25,6 @@ from swarmnode.extensions.pipeline.stages.micro_batches import (
     StagePath,
 )
 from swarmnode.extensions.pipeline.stages.stage_model import (
-    StageCut,
     StageModel,
     StagePart,
     StageSettings,
@@ -46,17 +45,17 @@ def load_stage(
     part: StagePart,
     settings: StageSettings,
     *,
-    cut: StageCut | None = None,
+    packs: bool | None = None,
     weights: WeightFolder | None = None,
 ) -> StageModel:
     """A stage of the model in `folder`, as `WholeModel.stage` makes it.
 
-    `cut`: the result of `try_cut` for this model; None: call it now. `weights`: the folder, if it is already
-    open. Raises ModelError if the model's family cannot be cut, or if files are missing or do not fit.
+    `packs`: the result of `try_cut` for this model; None: call it now. `weights`: the folder, if it is open
+    already. Raises ModelError if the model's family cannot be cut, or if files are missing or do not fit.
     """
     config = read_config(str(folder), str(folder))
     weights = weights or WeightFolder.open(folder)
-    return build_stage(config, part, weights.read, settings, cut or try_cut(config))
+    return build_stage(config, part, weights.read, settings, try_cut(config) if packs is None else packs)
 
 
 class LocalPipeline:
@@ -76,22 +75,22 @@ class LocalPipeline:
         settings: StageSettings,
         *,
         activations: Activations = "kept",
-        cut: StageCut | None = None,
+        packs: bool | None = None,
     ) -> "LocalPipeline":
         """The model in `folder`, cut behind the layers `ends`; the last of them is the number of layers.
 
-        `cut`: as for `load_stage`. Raises ModelError where the model cannot be cut, or not so.
+        `packs`: as for `load_stage`. Raises ModelError where the model cannot be cut, or not so.
         """
         config = read_config(str(folder), str(folder))
         layers = int(config.get_text_config().num_hidden_layers)
         if list(ends) != sorted(ends) or not ends or ends[-1] != layers:
             raise ModelError(f"stages that end at {list(ends)} are no partition of {layers} layers")
-        weights, cut = WeightFolder.open(folder), cut or try_cut(config)
+        weights, packs = WeightFolder.open(folder), try_cut(config) if packs is None else packs
         parts = [
             StagePart(first, end, has_ends=number == 0)
             for number, (first, end) in enumerate(zip([0, *ends], ends, strict=False))
         ]
-        stages = [load_stage(folder, part, settings, cut=cut, weights=weights) for part in parts]
+        stages = [load_stage(folder, part, settings, packs=packs, weights=weights) for part in parts]
         return cls([StageWorker(s, slots=1, max_tokens=MAX_TOKENS, activations=activations) for s in stages])
 
     @property

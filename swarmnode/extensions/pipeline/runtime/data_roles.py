@@ -183,7 +183,7 @@ class TextRole:
             tokenizer,
             settings,
             device=data_node.parts.own_stage.stage.device,
-            packed=whole.cut.packing_obstacle is None,
+            packed=whole.packs,
         )
 
     def stop(self) -> None:

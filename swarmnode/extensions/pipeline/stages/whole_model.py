@@ -18,7 +18,6 @@ from torch import Tensor
 from swarmnode.errors import ModelError
 from swarmnode.extensions.pipeline.stages.loading import WeightFolder
 from swarmnode.extensions.pipeline.stages.stage_model import (
-    StageCut,
     StageModel,
     StagePart,
     StageSettings,
@@ -44,13 +43,14 @@ class WholeModel:
     """The model's transformers configuration."""
     weights: WeightFolder
     card: ModelCard
-    cut: StageCut
+    packs: bool
+    """True if micro-batches may be packed (trial_cut.py)."""
     fingerprint: str
 
     def stage(self, part: StagePart, settings: StageSettings) -> StageModel:
         """Return a stage of the model, using memory only for the tensors of this stage. Raises ModelError if
         files are missing or do not fit."""
-        return build_stage(self.config, part, self.weights.read, settings, self.cut)
+        return build_stage(self.config, part, self.weights.read, settings, self.packs)
 
     @property
     def family(self) -> str:

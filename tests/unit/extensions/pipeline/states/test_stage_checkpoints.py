@@ -45,7 +45,7 @@ from tests.unit.extensions.pipeline.tiny_models import (
     tiny_model,
 )
 
-CUT = try_cut(tiny_config())
+PACKS = try_cut(tiny_config())
 FULL = StageSettings(trainable="full")
 STEP_TOKENS = 30
 NO_CLIP = 1e9
@@ -57,7 +57,7 @@ class Trained:
     """A pipeline with an optimizer for each stage."""
 
     def __init__(self, folder: Path, ends: Sequence[int], settings: StageSettings = SETTINGS) -> None:
-        self.pipeline = LocalPipeline.load(folder, ends, settings, cut=CUT)
+        self.pipeline = LocalPipeline.load(folder, ends, settings, packs=PACKS)
         self.optimizers = [adam(worker.model.trainable()) for worker in self.pipeline.workers]
 
     def step(self) -> None:
