@@ -67,7 +67,6 @@ logger = logging.getLogger(__name__)
 
 CACHE_SHARE = 0.25
 """Share of the pipeline's memory that the keys and values of generation may take."""
-KEPT_STEPS = 3
 
 
 def run_pipeline(settings: Settings, *, fresh: bool) -> Ending:
@@ -157,9 +156,7 @@ def _parts(seat: Seat, whole: WholeModel, memory: int, *, fresh: bool) -> Pipeli
             measured_at_s=time.time(),
         )
 
-    checkpoints = StageCheckpoints(
-        paths.checkpoints / f"{STAGES}{whole.fingerprint}", whole.fingerprint, keep=KEPT_STEPS
-    )
+    checkpoints = StageCheckpoints(paths.checkpoints / f"{STAGES}{whole.fingerprint}", whole.fingerprint)
     store = _store(seat, whole)
     if fresh:
         _put_aside(checkpoints, store)
