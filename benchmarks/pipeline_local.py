@@ -17,14 +17,19 @@ from torch import Tensor
 
 from swarmnode.errors import ModelError
 from swarmnode.extensions.pipeline.feeds.objectives import LossInputs, Objective, batch_logprobs
-from swarmnode.extensions.pipeline.stages.loading import WeightFolder, load_stage
+from swarmnode.extensions.pipeline.stages.loading import WeightFolder
 from swarmnode.extensions.pipeline.stages.micro_batches import (
     GradientSum,
     MicroBatchAttempt,
     StageInput,
     StagePath,
 )
-from swarmnode.extensions.pipeline.stages.stage_model import StageCut, StagePart, StageSettings
+from swarmnode.extensions.pipeline.stages.stage_model import (
+    StageModel,
+    StagePart,
+    StageSettings,
+    build_stage,
+)
 from swarmnode.extensions.pipeline.stages.stage_worker import Activations, StageWorker
 from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from swarmnode.model.base_model import read_config
@@ -33,6 +38,24 @@ from swarmnode.training.packing import MicroBatch
 
 MAX_TOKENS = 1 << 20
 """Most tokens of a micro-batch within one process: nobody here is a stranger."""
+
+
+def load_stage(
+    folder: Path,
+    part: StagePart,
+    settings: StageSettings,
+    *,
+    packs: bool | None = None,
+    weights: WeightFolder | None = None,
+) -> StageModel:
+    """A stage of the model in `folder`, as `WholeModel.stage` makes it.
+
+    `packs`: the result of `try_cut` for this model; None: call it now. `weights`: the folder, if it is open
+    already. Raises ModelError if the model's family cannot be cut, or if files are missing or do not fit.
+    """
+    config = read_config(str(folder), str(folder))
+    weights = weights or WeightFolder.open(folder)
+    return build_stage(config, part, weights.read, settings, try_cut(config) if packs is None else packs)
 
 
 class LocalPipeline:
@@ -52,22 +75,22 @@ class LocalPipeline:
         settings: StageSettings,
         *,
         activations: Activations = "kept",
-        cut: StageCut | None = None,
+        packs: bool | None = None,
     ) -> "LocalPipeline":
         """The model in `folder`, cut behind the layers `ends`; the last of them is the number of layers.
 
-        `cut`: as for `load_stage`. Raises ModelError where the model cannot be cut, or not so.
+        `packs`: as for `load_stage`. Raises ModelError where the model cannot be cut, or not so.
         """
         config = read_config(str(folder), str(folder))
         layers = int(config.get_text_config().num_hidden_layers)
         if list(ends) != sorted(ends) or not ends or ends[-1] != layers:
             raise ModelError(f"stages that end at {list(ends)} are no partition of {layers} layers")
-        weights, cut = WeightFolder.open(folder), cut or try_cut(config)
+        weights, packs = WeightFolder.open(folder), try_cut(config) if packs is None else packs
         parts = [
             StagePart(first, end, has_ends=number == 0)
             for number, (first, end) in enumerate(zip([0, *ends], ends, strict=False))
         ]
-        stages = [load_stage(folder, part, settings, cut=cut, weights=weights) for part in parts]
+        stages = [load_stage(folder, part, settings, packs=packs, weights=weights) for part in parts]
         return cls([StageWorker(s, slots=1, max_tokens=MAX_TOKENS, activations=activations) for s in stages])
 
     @property

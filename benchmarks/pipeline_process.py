@@ -28,6 +28,7 @@ import pipeline_text
 import psutil
 import torch
 from pipeline_emulated import EmulatedLinks, EmulatedQueue, LinkSpeed, PacedStreams, shrunk
+from pipeline_local import load_stage
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from swarmnode.extensions.pipeline.execution.member_records import IterationReport, MemberSettings
@@ -38,7 +39,6 @@ from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaEx
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
 from swarmnode.extensions.pipeline.scheduling.simulator import ScheduledWork, simulate
-from swarmnode.extensions.pipeline.stages.loading import load_stage
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
 from swarmnode.identity import key_file

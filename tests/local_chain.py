@@ -19,10 +19,11 @@ from swarmnode.extensions.pipeline.rollouts.chain import (
 )
 from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
 from swarmnode.extensions.pipeline.rollouts.remote_chain import MAX_FEED_TOKENS
-from swarmnode.extensions.pipeline.rollouts.routing import PlanNode, Route, StageHolders, route_along
+from swarmnode.extensions.pipeline.rollouts.routing import PlanNode, Route, route_along
 from swarmnode.extensions.pipeline.rollouts.stage_caches import StageCaches, last_rows
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
+from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.rollout.decode.adapters.adapter import LoraPair, lora_pairs
 from swarmnode.rollout.decode.running_rows import DecodePolicy
 from swarmnode.rollout.decode.torch_engine import LoraPairs
@@ -61,8 +62,7 @@ class LocalChain:
         self._stages = tuple(stages)
         self._caches = [StageCaches(stage, max_bytes=max_cache_bytes) for stage in stages]
         numbers = tuple(range(len(stages)))
-        self._members = StageHolders("", tuple(map(str, numbers)), numbers, own=0)
-        self._lost: set[int] = set()
+        self._members = PlanMembers("", tuple(map(str, numbers)), 0, numbers)
         self.max_feed_tokens = MAX_FEED_TOKENS
 
     @property
@@ -74,7 +74,7 @@ class LocalChain:
         return self._stages[0].vocabulary
 
     def route(self, path: StagePath, around: Collection[PlanNode] = ()) -> Route | None:
-        return route_along(self._members, path, self._lost | {node for _, node in around})
+        return route_along(self._members, path, {node for _, node in around})
 
     def run(self, feeds: Sequence[ChainFeed]) -> list[Tensor | Stopped]:
         return [self._run(feed) for feed in feeds]
@@ -83,8 +83,8 @@ class LocalChain:
     def logits(self, hidden_ND: Tensor) -> Tensor:
         return logits_of(self._stages[0], hidden_ND)
 
-    def give_up(self, route: Route, node: int, why: str) -> None:
-        self._lost.add(node)
+    def report_lost(self, route: Route, node: int, why: str) -> None:
+        """Nobody plans here."""
 
     def close_session(self, route: Route, session: int) -> None:
         for node in route.nodes:

@@ -35,7 +35,7 @@ from transformers.generation.logits_process import (
 
 from swarmnode.errors import EngineError
 from swarmnode.extensions.generate.generate_engine import GenerateEngine
-from swarmnode.extensions.pipeline.stages.stage_model import StageCut, StagePart, StageSettings, build_stage
+from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings, build_stage
 from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.engine import (
@@ -159,7 +159,7 @@ def leading(model: PreTrainedModel, eos: Sequence[int], max_slots: int) -> Engin
     return member
 
 
-CUTS: dict[str, StageCut] = {}
+CUTS: dict[str, bool] = {}
 """By family, as a pipeline's members find them once."""
 
 

@@ -24,18 +24,18 @@ ENDS = [2, 4, 6]
 
 
 async def test_members_train_together(new_host: HostFactory, tmp_path: Path) -> None:
-    cut, folder = try_cut(tiny_config()), saved(tiny_model(), tmp_path / "model")
+    packs, folder = try_cut(tiny_config()), saved(tiny_model(), tmp_path / "model")
     plan = Plan(instance_of([[0], [1], [2]], path_length=3), ((0, 1, 2), (0, 1, 2)))
     used = batches(packed=True)
     hosts = [new_host() for _ in range(3)]
-    local = LocalPipeline.load(folder, ENDS, SETTINGS, cut=cut)
+    local = LocalPipeline.load(folder, ENDS, SETTINGS, packs=packs)
     for worker in local.workers:
         nudge(worker.model.trainable())
     optimizers = [sgd(worker) for worker in local.workers]
 
     async with crew(
         plan,
-        lambda stage: stage_worker(folder, ENDS, stage, cut, SETTINGS),
+        lambda stage: stage_worker(folder, ENDS, stage, packs, SETTINGS),
         settings=PATIENT,
         hosts=hosts,
         keys=[key_file.load(tmp_path / f"{number}.key") for number in range(3)],

@@ -43,7 +43,7 @@ from tests.unit.extensions.pipeline.tiny_models import (
 
 TOKENS = completion_tokens(samples())
 PARTITIONS = [[6], [2, 6], [1, 3, 6]]
-CUT = try_cut(tiny_config())
+PACKS = try_cut(tiny_config())
 FULL = StageSettings(trainable="full")
 
 
@@ -60,7 +60,7 @@ def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fresh(
     folder: Path, ends: Sequence[int], settings: StageSettings = SETTINGS, **more: Any
 ) -> LocalPipeline:
-    found = LocalPipeline.load(folder, ends, settings, cut=CUT, **more)
+    found = LocalPipeline.load(folder, ends, settings, packs=PACKS, **more)
     if settings.trainable == "lora":
         for worker in found.workers:
             nudge(worker.model.trainable())

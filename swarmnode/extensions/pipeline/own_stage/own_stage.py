@@ -30,7 +30,6 @@ from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.replication.replica_exchange import ReplicaExchange
 from swarmnode.extensions.pipeline.rollouts.decode_node import DecodeNode
 from swarmnode.extensions.pipeline.rollouts.stage_caches import StageCaches
-from swarmnode.extensions.pipeline.stages.loading import load_stage
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel, StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.stage_worker import Activations, StageWorker
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
@@ -242,7 +241,8 @@ class OwnStage:
         owners = (self._peer_id,) if self._peer_id in data_nodes else data_nodes
         caches = StageCaches(held.model, max_bytes=self._settings.cache_bytes, owners=owners)
         self.decode.hold(caches)
-        self.decode.adopt(PlanMembers(agreed.digest, agreed.peers, assignment.own))
+        stage_of = agreed.plan.instance.stage_of
+        self.decode.adopt(PlanMembers(agreed.digest, agreed.peers, assignment.own, stage_of))
         self.ready.set()
         self._is_news.set()
         logger.info(
@@ -334,8 +334,7 @@ class OwnStage:
         return await asyncio.to_thread(self._load, part)
 
     def _load(self, part: StagePart) -> _Held:
-        whole = self._whole
-        model = load_stage(whole.folder, part, self._settings.stage, cut=whole.cut, weights=whole.weights)
+        model = self._whole.stage(part, self._settings.stage)
         parameters = list(model.trainable().values())
         return _Held(part, model, adam(parameters, self._settings.learning_rate))
 

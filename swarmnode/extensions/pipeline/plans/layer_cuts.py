@@ -9,9 +9,10 @@ ways, largest first and best fit, so the result is exact for given members of st
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, pairwise
 
 SPEED_GRID = 1000
 """Speeds are rounded to thousandths of the reference device."""
@@ -97,19 +98,12 @@ def _fastest(sums: LayerSums, peers: tuple[GridMember, ...]) -> tuple[int, Layer
     best: tuple[int, LayerDivision] | None = None
     for end in sums.beginnings:
         high = memory_only_limit(sums) if best is None else best[0] - 1
-        found = feasible(sums, peers, end, high)
-        if found is None:
+        found = partial(feasible, sums, peers, end)
+        if (cut := found(high)) is None:
             continue
-        low = 0
-        while low < high:
-            middle = (low + high) // 2
-            better = feasible(sums, peers, end, middle)
-            if better is None:
-                low = middle + 1
-            else:
-                high, found = middle, better
-        best = (high, found)
-        if high == 0:
+        limit = bisect_left(range(high), True, key=lambda limit: found(limit) is not None)
+        best = limit, found(limit) or cut
+        if limit == 0:
             break
     return best
 
@@ -147,11 +141,11 @@ def _first_groups(
 def _others(sums: LayerSums, peers: tuple[GridMember, ...], start: int, limit: int) -> LayerDivision | None:
     """Divide layers[start:] into stages 1.. with as few of `peers` (largest memory first) as possible."""
     speeds = [0, *accumulate(peer.speed for peer in peers)]
-    used: list[dict[int, tuple[int, int]]] = [{start: (0, start)}]
-    for stage in range(1, sums.stages):
-        stages_left = sums.stages - 1 - stage
-        ends: dict[int, tuple[int, int]] = {}
-        for first, (taken, _) in used[-1].items():
+    # By layers placed, the fewest members used, and the end and the last member of each stage on the way.
+    used: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = {start: (0, ())}
+    for stages_left in reversed(range(sums.stages - 1)):
+        ends: dict[int, tuple[int, tuple[tuple[int, int], ...]]] = {}
+        for first, (taken, cut) in used.items():
             if taken == len(peers):
                 continue
             last = min(first + sums.most, sums.layers - stages_left * sums.least)
@@ -164,27 +158,13 @@ def _others(sums: LayerSums, peers: tuple[GridMember, ...], start: int, limit: i
                 if count > len(peers) or need > peers[count - 1].free_bytes:
                     continue
                 if end not in ends or count < ends[end][0]:
-                    ends[end] = (count, first)
-        used.append(ends)
-    return _trace(used, peers, sums.layers)
-
-
-def _trace(
-    used: Sequence[dict[int, tuple[int, int]]], peers: tuple[GridMember, ...], layers: int
-) -> LayerDivision | None:
-    """Read the cut back from the table: {end: (members used, start of the stage)} for each stage."""
-    if layers not in used[-1]:
+                    ends[end] = count, (*cut, (end, count))
+        used = ends
+    if sums.layers not in used:
         return None
-    ends: list[int] = []
-    groups: list[tuple[GridMember, ...]] = []
-    end = layers
-    for stage in range(len(used) - 1, 0, -1):
-        count, first = used[stage][end]
-        before = used[stage - 1][first][0]
-        ends.append(end)
-        groups.append(peers[before:count])
-        end = first
-    return LayerDivision(tuple(reversed(ends)), tuple(reversed(groups)))
+    _, cut = used[sums.layers]
+    groups = (peers[before:count] for (_, before), (_, count) in pairwise(((start, 0), *cut)))
+    return LayerDivision(tuple(end for end, _ in cut), tuple(groups))
 
 
 def _speed_for(load: int, limit: int) -> int:

@@ -1,16 +1,14 @@
-"""Costs of members and links: measured, announced, checked, and corrected by observations.
+"""Costs of members and links: measured, announced and checked.
 
-link_probes.py -> [MemberCosts, LinkCosts, CostAnnouncement] -> [corrected_costs] -> partition.py,
+link_probes.py -> [MemberCosts, LinkCosts, CostAnnouncement] -> observations.py -> partition.py,
     planning_costs.py
 
 A claim is used only for planning, and only while it is fresh. If a member lies about its speed, the other
-members' observations correct it: each announces how much longer the member took than it claimed. All members
-take the median over the observers, so they still plan with the same numbers.
+members' observations correct it: each announces how much longer the member took than it claimed.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from statistics import median_low
 from typing import Annotated
 
 import msgspec
@@ -39,8 +37,6 @@ MAX_AGE_S = 1800.0
 MAX_CLOCK_SKEW_S = 120.0
 """Tolerated clock difference, as for rollouts (exchange/limits.py): home machines without NTP drift by about
 this much."""
-CLAIM_WEIGHT = 4
-"""Weight of a member's own claim, in observed micro-batches."""
 
 PeerId = Annotated[str, Meta(min_length=1, max_length=MAX_PEER_ID_CHARS)]
 Seconds = Annotated[float, Meta(ge=LEAST_TOKEN_S, le=MAX_TOKEN_S)]
@@ -112,33 +108,6 @@ def check(announcement: CostAnnouncement, *, author: str, now_s: float) -> None:
 def is_fresh(member: MemberCosts, now_s: float) -> bool:
     """Return True if the member's claims are recent enough for planning."""
     return -MAX_CLOCK_SKEW_S <= now_s - member.measured_at_s <= MAX_AGE_S
-
-
-def corrected_costs(announcements: Iterable[CostAnnouncement]) -> tuple[MemberCosts, ...]:
-    """Return the members' costs, corrected by the observations of others and sorted by peer id. Each member
-    has one announcement.
-
-    The correction is the median over the observers, with one vote each regardless of what they say. The
-    claim keeps more weight while few micro-batches were observed. While liars are fewer than honest
-    observers, no member can make another look slow or itself look fast.
-    """
-    by_peer = {each.member.peer_id: each for each in announcements}
-    return tuple(_corrected(by_peer[peer].member, by_peer.values()) for peer in sorted(by_peer))
-
-
-def _corrected(member: MemberCosts, announcements: Iterable[CostAnnouncement]) -> MemberCosts:
-    """Return a claim blended with the observations of others, or the claim itself if there are none."""
-    seen = [each.observed[member.peer_id] for each in announcements if member.peer_id in each.observed]
-    if not seen:
-        return member
-    micro_batches = median_low([each.micro_batches for each in seen])
-    trust = micro_batches / (micro_batches + CLAIM_WEIGHT)
-    factor = 1.0 + (median_low([each.slowdown for each in seen]) - 1.0) * trust
-    timings = tuple(
-        StageTiming(t.layers, min(t.forward_s * factor, MAX_TOKEN_S), min(t.backward_s * factor, MAX_TOKEN_S))
-        for t in member.timings
-    )
-    return msgspec.structs.replace(member, timings=timings)
 
 
 def forward_s(member: MemberCosts, layers: int) -> float:

@@ -1,6 +1,6 @@
 """Weighs members' observations of each other for a plan, and finds members that the plan should leave out.
 
-announcements, holders of stage 0 -> [counted_observations] -> member_costs.corrected_costs
+announcements, holders of stage 0 -> [corrected_costs] -> planning.py
                                   -> [useless_members] -> planning.py (spare)
 
 Only a node that starts micro-batches sees what becomes of them, so only data nodes of the former plan are
@@ -11,10 +11,20 @@ convener can add nothing to it.
 """
 
 from collections.abc import Mapping, Sequence
+from statistics import median_low
 
 import msgspec
 
-from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, Observation
+from swarmnode.extensions.pipeline.plans.member_costs import (
+    MAX_TOKEN_S,
+    CostAnnouncement,
+    MemberCosts,
+    Observation,
+    StageTiming,
+)
+
+CLAIM_WEIGHT = 4
+"""Weight of a member's own claim, in observed micro-batches."""
 
 LONE = 4.0
 """Largest slowdown that a single witness can attribute to a member."""
@@ -29,33 +39,37 @@ MIN_WITNESSES = 2
 """Number of witnesses that must find a member broken before it is left out."""
 
 
-def counted_observations(
+def corrected_costs(
     announcements: Sequence[CostAnnouncement], stage_of: Mapping[str, int]
-) -> tuple[CostAnnouncement, ...]:
-    """Return the announcements with only the observations that count. No member is treated as faster than it
-    claims.
+) -> tuple[MemberCosts, ...]:
+    """Return the members' costs, corrected by the observations that count and sorted by peer id. Each member
+    has one announcement.
 
-    `stage_of`: by peer id, under the former plan.
+    The correction is the median over the witnesses, with one vote each regardless of what they say. The
+    claim keeps more weight while few micro-batches were observed. While liars are fewer than honest
+    witnesses, no member can make another look slow or itself look fast. No member is treated as faster than
+    it claims. `stage_of`: by peer id, under the former plan.
     """
     words = _words(announcements, stage_of)
-    counts = {peer: len(said) for peer, said in words.items()}
-    witnesses = _witnesses(stage_of)
+    members = sorted((each.member for each in announcements), key=lambda member: member.peer_id)
+    return tuple(_corrected(member, [*words[member.peer_id].values()]) for member in members)
 
-    def bounded(peer: str, said: Observation) -> Observation:
-        most = LONE if counts[peer] < MIN_WITNESSES else said.slowdown
-        return Observation(max(1.0, min(said.slowdown, most)), said.micro_batches)
 
-    return tuple(
-        msgspec.structs.replace(
-            each,
-            observed={
-                peer: bounded(peer, said)
-                for peer, said in each.observed.items()
-                if each.member.peer_id in witnesses and peer in words
-            },
-        )
-        for each in announcements
+def _corrected(member: MemberCosts, said: Sequence[Observation]) -> MemberCosts:
+    """Return a claim blended with the observations of it, or the claim itself if there are none."""
+    if not said:
+        return member
+    micro_batches = median_low([each.micro_batches for each in said])
+    slowdown = median_low([each.slowdown for each in said])
+    if len(said) < MIN_WITNESSES:
+        slowdown = min(slowdown, LONE)
+    trust = micro_batches / (micro_batches + CLAIM_WEIGHT)
+    factor = 1.0 + (max(1.0, slowdown) - 1.0) * trust
+    timings = tuple(
+        StageTiming(t.layers, min(t.forward_s * factor, MAX_TOKEN_S), min(t.backward_s * factor, MAX_TOKEN_S))
+        for t in member.timings
     )
+    return msgspec.structs.replace(member, timings=timings)
 
 
 def useless_members(announcements: Sequence[CostAnnouncement], stage_of: Mapping[str, int]) -> frozenset[str]:

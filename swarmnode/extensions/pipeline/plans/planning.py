@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from swarmnode.errors import ConfigError, ModelError
-from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, MemberCosts, corrected_costs
-from swarmnode.extensions.pipeline.plans.observations import counted_observations, useless_members
+from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, MemberCosts
+from swarmnode.extensions.pipeline.plans.observations import corrected_costs, useless_members
 from swarmnode.extensions.pipeline.plans.partition import Partition, PlannedStage, partition, partition_of
 from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings
 from swarmnode.extensions.pipeline.plans.planning_costs import PlanningCosts
@@ -127,7 +127,7 @@ def compute_plan(inputs: PlanInputs) -> AgreedPlan:
     settings contradict each other.
     """
     held = inputs.former.stage_of if inputs.former is not None else {}
-    costs = corrected_costs(counted_observations(inputs.announcements, held))
+    costs = corrected_costs(inputs.announcements, held)
     if not costs:
         raise ConfigError("no member to plan with", hint="wait for announcements")
     useless = useless_members(inputs.announcements, held)

@@ -1,6 +1,6 @@
 """Turns measurements into the input of planning: an instance, and the costs of each member in each stage.
 
-member_costs.py (corrected_costs), Partition -> [PlanningCosts] -> Instance, PlacementTable -> placement.py
+observations.py (corrected_costs), Partition -> [PlanningCosts] -> Instance, PlacementTable -> placement.py
 """
 
 from collections.abc import Mapping, Sequence

@@ -89,8 +89,8 @@ class Chain(Protocol):
         """Apply final norm and head. Returns [N, vocabulary] in float32."""
         ...
 
-    def give_up(self, route: Route, node: int, why: str) -> None:
-        """Stop asking this node of a route until the plan changes."""
+    def report_lost(self, route: Route, node: int, why: str) -> None:
+        """Tell the pipeline that this node of a route does not answer."""
         ...
 
     def close_session(self, route: Route, session: int) -> None:

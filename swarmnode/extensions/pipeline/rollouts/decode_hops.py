@@ -1,4 +1,4 @@
-"""Sends a data node's own steps around their paths, waits for them, and finds out what stops them.
+"""Sends steps of generation from node to node, and a data node's own steps around their paths.
 
 decode_node.py -> [DecodeHops.run] -> member_streams.py -> the members of the path -> in_flight_steps.py ->
     [DecodeHops]
@@ -8,8 +8,8 @@ that no node reports: each node waits for the next one slightly less long than t
 So the first to give up is the node before the one at fault, and it reports this.
 
 Members adopt a plan at slightly different times, and a newcomer does not know the other members before it has
-a plan. A step that a member is not ready for is sent again until the member is ready, our own plan changes,
-or the deadline comes.
+a plan. A step that the next node is not ready for is sent to it again until it is ready, our own plan
+changes, or the deadline comes.
 """
 
 import asyncio
@@ -43,12 +43,24 @@ MARGIN_SHARE = 0.2
 
 
 class DecodeHops:
-    """Sends any number of steps around at once."""
+    """Sends any number of steps at once."""
 
-    def __init__(self, streams: MemberStreams, codec: CodecName, in_flight: InFlightSteps) -> None:
+    def __init__(
+        self,
+        streams: MemberStreams,
+        codec: CodecName,
+        in_flight: InFlightSteps,
+        *,
+        plan: Callable[[], str | None],
+        suspect: Callable[[str, str], None],
+    ) -> None:
+        """`plan`: returns the digest of our plan. `suspect(peer_id, why)` is called with a member that keeps
+        us waiting."""
         self._streams = streams
         self._codec: CodecName = codec
         self._in_flight = in_flight
+        self._plan = plan
+        self._suspect = suspect
         self._sending: set[asyncio.Task[None]] = set()
 
     async def end(self) -> None:
@@ -59,53 +71,19 @@ class DecodeHops:
         await asyncio.gather(*sending, return_exceptions=True)
 
     async def run(
-        self,
-        members: PlanMembers,
-        step: DecodeStep,
-        hidden_ND: Tensor,
-        *,
-        timeout_s: float,
-        suspect: Callable[[str, str], None],
+        self, members: PlanMembers, step: DecodeStep, hidden_ND: Tensor, *, timeout_s: float
     ) -> Tensor | Stopped:
         """Send the output of our own stage around the path of a step at position 0. Returns the hidden states
-        of the last tokens after the end of the path.
-
-        `suspect(peer_id, why)` is called with a member that keeps us waiting.
-        """
-        not_ready: Stopped | None = None
-        pause_s = FIRST_PAUSE_S
+        of the last tokens after the end of the path."""
         with self._in_flight.expect(members, step) as expected:
+            sending = asyncio.ensure_future(self._begin(expected, hidden_ND, timeout_s))
+            self._sending.add(sending)
+            sending.add_done_callback(self._sending.discard)
             try:
-                async with asyncio.timeout(timeout_s) as limit:
-                    while True:
-                        left_s = (limit.when() or 0.0) - asyncio.get_running_loop().time()
-                        result = await self._result(expected, hidden_ND, left_s)
-                        if isinstance(result, Tensor) or result.why is not StopReason.OTHER_PLAN:
-                            return result
-                        if result.node is None:
-                            return result  # We are the ones with another plan.
-                        if not_ready is None:
-                            peer_id = members.peers[result.node]
-                            logger.info("generation waits for %s: %s", peer_id, result.detail)
-                            suspect(peer_id, result.detail)
-                        not_ready = result
-                        await asyncio.wait({expected.news}, timeout=pause_s)
-                        if expected.news.done():
-                            return expected.news.result()
-                        pause_s = min(2 * pause_s, MAX_PAUSE_S)
+                async with asyncio.timeout(timeout_s):
+                    result = await expected.found
             except TimeoutError:
-                if not_ready is not None:
-                    detail = f"{not_ready.detail}, for {timeout_s:g} s"
-                    return Stopped(StopReason.LOST, not_ready.node, detail)
-                return Stopped(StopReason.FORGOTTEN, None, f"nothing came around within {timeout_s:g} s")
-
-    async def _result(self, expected: InFlightStep, hidden_ND: Tensor, timeout_s: float) -> Tensor | Stopped:
-        """Send one of our steps to the first node of its path, and wait for the result."""
-        expected.begin()
-        sending = asyncio.ensure_future(self._begin(expected, hidden_ND, timeout_s))
-        self._sending.add(sending)
-        sending.add_done_callback(self._sending.discard)
-        result = await asyncio.shield(expected.found)
+                result = Stopped(StopReason.FORGOTTEN, None, f"nothing came around within {timeout_s:g} s")
         if isinstance(result, Stopped):
             sending.cancel()
         # Otherwise leave it: the answers to our step are still on their way back along the path.
@@ -122,19 +100,30 @@ class DecodeHops:
         is_last = position == len(step.path)
         encoded = encode(last_rows(hidden_ND, step.segments) if is_last else hidden_ND, self._codec)
         step = msgspec.structs.replace(step, position=position, tensor=encoded.header)
-        try:
-            await self._streams.ask(
-                members.peers[step.target], MemberService.GENERATION, step, type(None),
-                timeout_s=timeout_s, payload=encoded.payload,
-            )  # fmt: skip
-        except (BrokenOff, HostDown) as error:
-            return Stopped(StopReason.OTHER_PLAN, None, error.message)
-        except MemberRefused as refused:
-            is_late = refused.refusal is Refusal.TOO_SLOW
-            return Stopped(StopReason.LOST if is_late else StopReason.OTHER_PLAN, None, str(refused))
-        except NetworkError as error:
-            return Stopped(StopReason.LOST, None, str(error))
-        return None
+        peer_id, clock = members.peers[step.target], asyncio.get_running_loop().time
+        until_s, pause_s = clock() + timeout_s, FIRST_PAUSE_S
+        while self._plan() == step.plan:
+            try:
+                return await self._streams.ask(
+                    peer_id, MemberService.GENERATION, step, type(None),
+                    timeout_s=max(until_s - clock(), 0.001), payload=encoded.payload,
+                )  # fmt: skip
+            except (BrokenOff, HostDown) as error:
+                why = error.message
+            except MemberRefused as refused:
+                why = str(refused)
+                if refused.refusal is Refusal.TOO_SLOW:
+                    return Stopped(StopReason.LOST, None, why)
+            except NetworkError as error:
+                return Stopped(StopReason.LOST, None, str(error))
+            if clock() + pause_s >= until_s:
+                return Stopped(StopReason.LOST, None, f"{why}, for {timeout_s:g} s")
+            if pause_s == FIRST_PAUSE_S:
+                logger.info("generation waits for %s: %s", peer_id, why)
+                self._suspect(peer_id, why)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+        return Stopped(StopReason.OTHER_PLAN, None, "holds its stage under another plan")
 
     async def _begin(self, expected: InFlightStep, hidden_ND: Tensor, timeout_s: float) -> None:
         """Send one of our steps to the first node of its path. Ends the feed if that node does not accept

@@ -76,10 +76,12 @@ class Halted(_OfSession, frozen=True, kw_only=True, tag="halted"):
     def stopped(self) -> Stopped:
         """The reason and the node of the stop. The position after the end is the data node, which the last
         node of the path could not reach. A stage with non-finite numbers counts as lost: only those of our
-        own stage tell us about our policy."""
+        own stage tell us about our policy. One with another plan refuses steps; if it halts them, it has
+        forgotten ours."""
         if self.position == len(self.path):
             return Stopped(StopReason.FORGOTTEN, None, self.detail)
-        why = StopReason.LOST if self.why is StopReason.NOT_FINITE else self.why
+        changed = {StopReason.NOT_FINITE: StopReason.LOST, StopReason.OTHER_PLAN: StopReason.FORGOTTEN}
+        why = changed.get(self.why, self.why)
         return Stopped(why, self.path[self.position], self.detail)
 
 

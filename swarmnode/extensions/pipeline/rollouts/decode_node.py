@@ -10,9 +10,9 @@ remote_chain.py (data node) -> [DecodeNode.send_around] -> DecodeNode of the nex
 A path of n nodes costs n messages per token; if the data node asked each node in turn, it would be 2 (n - 1).
 Between continents this determines the speed of generation, since each message takes 50 to 150 ms. So no node
 waits for an acknowledgement: the result that comes around is the answer. A node that cannot continue tells
-the data node (`Halted`). So does a node whose next node refuses, or ends its stream before it has passed the
-step on. A node that falls silent is either known to be gone (in_flight_steps.py), or the node before it gives
-it up in the end (decode_hops.py).
+the data node (`Halted`). A node that refuses a step, or ends its stream before it has passed the step on, is
+asked again for a while (decode_hops.py). A node that falls silent is either known to be gone
+(in_flight_steps.py), or the node before it gives it up in the end.
 
 A stage computes only steps of the plan that it is held under, because it may have other layers under another
 one.
@@ -111,7 +111,10 @@ class DecodeNode:
         self._plans: dict[str, PlanMembers] = {}
         """The most recently adopted plan, if any."""
         self._in_flight = InFlightSteps(streams.incoming.refused)
-        self._hops = DecodeHops(streams, codec, self._in_flight)
+        self._hops = DecodeHops(
+            streams, codec, self._in_flight,
+            plan=lambda: self.plan, suspect=lambda peer_id, why: self.on_silent(peer_id, why),
+        )  # fmt: skip
         self._settled = asyncio.Event()
         self._routes = BoundedDict[tuple[str, int], tuple[str, tuple[int, ...]]](MAX_REMEMBERED)
 
@@ -148,6 +151,11 @@ class DecodeNode:
     def lose(self, peer_id: str, why: str) -> None:
         """Stop waiting for steps whose path includes a member that is gone."""
         self._in_flight.lose(peer_id, why)
+
+    @property
+    def members(self) -> PlanMembers:
+        """The plan that was adopted last. There is one wherever rollouts are made."""
+        return next(iter(self._plans.values()))
 
     async def settled(self) -> None:
         """Wait until our own stage is not being changed."""
@@ -227,7 +235,7 @@ class DecodeNode:
             version=version, segments=segments,
             tensor=TensorHeader(dtype="float16", shape=tuple(hidden_ND.shape)),
         )  # fmt: skip
-        return await self._hops.run(members, step, hidden_ND, timeout_s=timeout_s, suspect=self.on_silent)
+        return await self._hops.run(members, step, hidden_ND, timeout_s=timeout_s)
 
     async def close_session(self, plan: str, path: tuple[int, ...], session: int) -> None:
         """Tell the other members to forget a session. A member that does not get the message drops the
@@ -273,7 +281,8 @@ class DecodeNode:
     async def _go_on(
         self, members: PlanMembers, step: DecodeStep, incoming: Incoming[DecodeMessage]
     ) -> Halted | None:
-        """Compute a step and pass it on. Returns the reason and the position if that was not possible."""
+        """Compute a step and pass it on. Returns the reason and the position if that was not possible. Raises
+        Rejected: unknown_plan, so that the node before sends it again until we have its plan."""
         clock, owner = asyncio.get_running_loop().time, members.peers[step.path[0]]
         until_s = clock() + incoming.timeout_s
         async with incoming.payload() as payload:
@@ -286,12 +295,14 @@ class DecodeNode:
                 return None
             key = owner, step.session
             found_ND = await self.compute(step.plan, key, step.segments, lambda _: hidden_ND, step.version)
-        if isinstance(found_ND, Stopped):
-            return _halted(step, found_ND, step.position)
-        self.steps += 1
-        left_s = max(until_s - clock(), 0.001)
-        stopped = await self._hops.pass_on(members, step, found_ND, timeout_s=left_s)
-        return _halted(step, stopped, step.position + 1) if stopped is not None else None
+        stopped, position = found_ND, step.position
+        if not isinstance(stopped, Stopped):
+            self.steps += 1
+            left_s, position = max(until_s - clock(), 0.001), step.position + 1
+            stopped = await self._hops.pass_on(members, step, stopped, timeout_s=left_s)
+        if stopped is not None and stopped.why is StopReason.OTHER_PLAN:
+            raise Rejected(Refusal.UNKNOWN_PLAN, stopped.detail)
+        return _halted(step, stopped, position) if stopped is not None else None
 
     async def _close_next(self, members: PlanMembers, closed: Closed) -> None:
         if closed.position < len(closed.path):

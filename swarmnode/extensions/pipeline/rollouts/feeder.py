@@ -35,7 +35,7 @@ PATIENCE = 4
 """Number of feeds that a node may forget, under one plan and policy, before it is avoided."""
 
 MOST_POLICIES = 64
-"""Longest time that a node is avoided, in policy versions."""
+"""Longest time that a node is avoided, in policy versions; one that is lost is avoided for as long."""
 
 
 @dataclass(slots=True)
@@ -92,7 +92,7 @@ class Feeder:
         self._sequences: dict[int, _Sequence] = {}
         self._sessions: dict[StagePath, _Session] = {}
         self._around: dict[PlanNode, int] = {}
-        """Nodes that are avoided for now, though not given up, and for how many policies."""
+        """Nodes that are avoided for now, and for how many policies."""
         self._forgot: Counter[PlanNode] = Counter()
         self._strikes: Counter[PlanNode] = Counter()
         """How often a node of the current plan was avoided: each time for twice as many policies."""
@@ -299,15 +299,14 @@ class Feeder:
             self._forget(load.path, trouble)
 
     def _one_less_to_ask(self, failed: Sequence[tuple[_Load, Stopped]], *, hurry: bool) -> bool:
-        """Give up lost nodes, and avoid nodes that are of no use now or have forgotten too often (with
-        `hurry`: at all). If no node was named, avoid all that were on the way. Returns True if any node was
-        given up or avoided."""
+        """Avoid nodes that are lost, of no use now, or have forgotten too often (with `hurry`: at all). If no
+        node was named, avoid all that were on the way. Returns True if any node is avoided."""
         lost, useless, forgot = set[PlanNode](), set[PlanNode](), set[PlanNode]()
         for load, stopped in failed:
             route = load.feed.route
             blamed = {(route.plan, node) for node in route.nodes[1:] if stopped.node in (None, node)}
             if stopped.why is StopReason.LOST and stopped.node is not None:
-                self._chain.give_up(route, stopped.node, stopped.detail)
+                self._chain.report_lost(route, stopped.node, stopped.detail)
                 lost |= blamed
             elif stopped.why in (StopReason.OTHER_POLICY, StopReason.NO_MEMORY):
                 useless |= blamed
@@ -319,6 +318,7 @@ class Feeder:
         self._strikes = Counter({key: count for key, count in self._strikes.items() if key[0] in plans})
         self._strikes.update(useless)
         self._around |= {key: min(2 ** self._strikes[key], MOST_POLICIES) for key in useless}
+        self._around |= dict.fromkeys(lost, MOST_POLICIES)
         return bool(lost | useless)
 
     def _forget(self, path: StagePath, trouble: _Trouble) -> None:

@@ -32,10 +32,6 @@ class InFlightStep:
     step: DecodeStep
     """The feed as it leaves our own stage."""
     found: Arrival
-    """Result of the current attempt."""
-    news: Arrival
-    """Event that ends the feed at once, even between two attempts: our plan is over, or a member of the path
-    is gone."""
 
     def is_meant(self, message: DecodeStep | Halted) -> bool:
         step = self.step
@@ -46,18 +42,9 @@ class InFlightStep:
         """Shape of the hidden states that come around: sequences x width."""
         return len(self.step.segments.counts), self.step.tensor.shape[1]
 
-    def begin(self) -> None:
-        """Wait for another attempt. It has the same number, so a result of an earlier attempt counts too."""
-        self.found = asyncio.get_running_loop().create_future()
-
     def stop(self, stopped: Stopped) -> None:
         if not self.found.done():
             self.found.set_result(stopped)
-
-    def hear(self, stopped: Stopped) -> None:
-        self.stop(stopped)
-        if not self.news.done():
-            self.news.set_result(stopped)
 
 
 class InFlightSteps:
@@ -75,8 +62,8 @@ class InFlightSteps:
     @contextmanager
     def expect(self, members: PlanMembers, step: DecodeStep) -> Iterator[InFlightStep]:
         """Register a feed while its result is awaited."""
-        new = asyncio.get_running_loop().create_future
-        self._expected[step.number] = expected = InFlightStep(members, step, new(), new())
+        found = asyncio.get_running_loop().create_future()
+        self._expected[step.number] = expected = InFlightStep(members, step, found)
         try:
             yield expected
         finally:
@@ -98,7 +85,7 @@ class InFlightSteps:
     def replanned(self, detail: str) -> None:
         """End all feeds because our own stage changes, so that their plan is over."""
         for expected in self._expected.values():
-            expected.hear(Stopped(StopReason.OTHER_PLAN, None, detail))
+            expected.stop(Stopped(StopReason.OTHER_PLAN, None, detail))
 
     def lose(self, peer_id: str, why: str) -> None:
         """End every feed whose path includes a member that is gone."""
@@ -106,4 +93,4 @@ class InFlightSteps:
             peers = expected.members.peers
             for node in expected.step.path[1:]:
                 if peers[node] == peer_id:
-                    expected.hear(Stopped(StopReason.LOST, node, why))
+                    expected.stop(Stopped(StopReason.LOST, node, why))

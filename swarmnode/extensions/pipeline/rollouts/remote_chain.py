@@ -22,11 +22,12 @@ from torch import Tensor
 from swarmnode.errors import EngineError
 from swarmnode.extensions.pipeline.rollouts.chain import ChainFeed, Stopped, StopReason, embedded, logits_of
 from swarmnode.extensions.pipeline.rollouts.decode_node import DecodeNode
-from swarmnode.extensions.pipeline.rollouts.routing import PlanNode, Route, StageHolders, route_along
+from swarmnode.extensions.pipeline.rollouts.routing import PlanNode, Route, route_along
 from swarmnode.extensions.pipeline.rollouts.stage_caches import StageCaches, last_rows
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
 from swarmnode.extensions.pipeline.wire.of_each import of_each
+from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.services import MAX_TENSOR_BYTES
 
 SPARE_S = 5.0
@@ -44,7 +45,7 @@ _T = TypeVar("_T")
 class RemoteChain:
     """A `Chain` over the network, for the data node that owns the `DecodeNode`.
 
-    >>> chain = RemoteChain(node, loop, members, on_lost=print, step_timeout_s=20.0)      # doctest: +SKIP
+    >>> chain = RemoteChain(node, loop, on_lost=print, step_timeout_s=20.0)      # doctest: +SKIP
     >>> engine = PipelineEngine(chain, eos, choose_path=lambda prompt: (0, 1, 2))         # doctest: +SKIP
     >>> outputs = await asyncio.to_thread(engine.step)                                    # doctest: +SKIP
     """
@@ -53,7 +54,6 @@ class RemoteChain:
         self,
         node: DecodeNode,
         loop: asyncio.AbstractEventLoop,
-        members: StageHolders,
         *,
         on_lost: Callable[[str, str], None],
         step_timeout_s: float,
@@ -62,9 +62,6 @@ class RemoteChain:
         `step_timeout_s`: time after which a step that has not come around counts as stopped."""
         self._node = node
         self._loop = loop
-        self._members = members
-        self._lost: frozenset[PlanNode] = frozenset()
-        """Plan and number of each node that is not asked any more."""
         self._on_lost = on_lost
         self._step_timeout_s = step_timeout_s
         model = self._caches.model
@@ -74,14 +71,9 @@ class RemoteChain:
         token_bytes = model.hidden_size * model.settings.dtype.itemsize
         self.max_feed_tokens = min(MAX_FEED_TOKENS, MAX_TENSOR_BYTES // token_bytes)
 
-    def adopt_members(self, members: StageHolders) -> None:
-        """Use another plan, with no lost nodes yet. From any thread; steps under way are sent again."""
-        self._members, self._lost = members, frozenset()
-
     def route(self, path: StagePath, around: Collection[PlanNode] = ()) -> Route | None:
-        members = self._members
-        without = {node for plan, node in (*self._lost, *around) if plan == members.plan}
-        return route_along(members, path, without)
+        members = self._node.members
+        return route_along(members, path, {node for plan, node in around if plan == members.plan})
 
     def run(self, feeds: Sequence[ChainFeed]) -> list[Tensor | Stopped]:
         self._wait(self._settle(), SETTLE_TIMEOUT_S)
@@ -96,13 +88,11 @@ class RemoteChain:
 
         return self._wait(compute(), self._step_timeout_s)
 
-    def give_up(self, route: Route, node: int, why: str) -> None:
-        members, lost = self._members, (route.plan, node)
+    def report_lost(self, route: Route, node: int, why: str) -> None:
+        members = self._node.members
         # A node of a plan that has just ended has another number now.
-        if route.plan != members.plan or lost in self._lost or node == members.own:
-            return
-        self._lost |= {lost}
-        self._loop.call_soon_threadsafe(self._on_lost, members.peers[node], why)
+        if route.plan == members.plan and node != members.own:
+            self._loop.call_soon_threadsafe(self._on_lost, members.peers[node], why)
 
     def close_session(self, route: Route, session: int) -> None:
         if self._loop.is_closed():
@@ -129,7 +119,7 @@ class RemoteChain:
             ) from error
 
     async def _run_all(self, feeds: Sequence[ChainFeed]) -> list[Tensor | Stopped]:
-        if self._node.plan == self._members.plan:
+        if self._node.plan is not None:
             self._ends = self._caches.model
         return [*(await of_each(range(len(feeds)), lambda place: self._run(feeds[place]))).values()]
 
@@ -143,12 +133,13 @@ class RemoteChain:
                 f"our own stage was not there within {SETTLE_TIMEOUT_S:g} s",
                 hint="what was sampled is kept; see the log for the change of plan",
             ) from error
-        if self._node.plan != self._members.plan:
+        members = self._node.members
+        if self._node.plan is None or members.stage_of[members.own] != 0:
             raise EngineError("under the new plan this node does not sample")
 
     async def _run(self, feed: ChainFeed) -> Tensor | Stopped:
         """Run one feed through our own stage and around its path."""
-        members, segments, nodes = self._members, feed.segments, feed.route.nodes
+        members, segments, nodes = self._node.members, feed.segments, feed.route.nodes
         if feed.route.plan != members.plan:
             return Stopped(StopReason.FORGOTTEN, None, "there is another plan")
         started_s = self._loop.time()
@@ -177,16 +168,16 @@ class RemoteChain:
             within_s = min(MOVE_TIMEOUT_S, until_s - self._loop.time())
             if await self._node.moves_on(feed.version, within_s=within_s):
                 return replace(found, node=None)
-        is_over = found.why is StopReason.OTHER_PLAN or self._members.plan != members.plan
+        is_over = found.why is StopReason.OTHER_PLAN or self._node.members.plan != members.plan
         return _replanned(found) if is_over else found
 
     async def _close_session(self, route: Route, session: int) -> None:
-        key = self._key(self._members, session)
+        key = self._key(self._node.members, session)
         if (caches := self._node.caches) is not None:
             await self._node.run_in_stage_thread(lambda: caches.close(key))
         await self._node.close_session(route.plan, route.nodes, session)
 
-    def _key(self, members: StageHolders, session: int) -> tuple[str, int]:
+    def _key(self, members: PlanMembers, session: int) -> tuple[str, int]:
         return members.peers[members.own], session
 
 

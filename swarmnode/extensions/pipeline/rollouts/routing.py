@@ -12,26 +12,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
+from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 
 ChoosePath = Callable[[Sequence[int]], StagePath]
 """Token ids of a prompt -> the path of its completions."""
 
 PlanNode = tuple[str, int]
 """Digest of a plan, and the number of a node in that plan."""
-
-
-@dataclass(frozen=True, slots=True)
-class StageHolders:
-    """The stage of each node under one plan."""
-
-    plan: str
-    """The plan's digest."""
-    peers: tuple[str, ...]
-    """Peer ids by node."""
-    stage_of: tuple[int, ...]
-    """Stages by node; -1 for a node that holds none."""
-    own: int
-    """Our node, which samples and holds stage 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +42,7 @@ def path_of_prompt(paths: Sequence[StagePath], prompt_ids: Sequence[int]) -> Sta
     return paths[int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big") % len(paths)]
 
 
-def route_along(members: StageHolders, stages: StagePath, lost: Collection[int]) -> Route | None:
+def route_along(members: PlanMembers, stages: StagePath, lost: Collection[int]) -> Route | None:
     """Return the route of a path without lost nodes, and without stages that have no other nodes.
 
     Replicas take turns over the paths. Returns None if the plan has no such stages.

@@ -17,7 +17,7 @@ from swarmnode.extensions.pipeline.feeds.text_feed import TextFeed, TextSettings
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
 from swarmnode.extensions.pipeline.rollouts.remote_chain import RemoteChain
-from swarmnode.extensions.pipeline.rollouts.routing import StageHolders, path_of_prompt
+from swarmnode.extensions.pipeline.rollouts.routing import path_of_prompt
 from swarmnode.extensions.pipeline.runtime.data_node import DataNode, IterationPlan, RoleChanged, own_paths
 from swarmnode.extensions.pipeline.runtime.pipeline_learner import PipelineLearner
 from swarmnode.extensions.pipeline.runtime.pipeline_settings import wanted_tokens
@@ -56,7 +56,6 @@ class RolloutRole:
     def __init__(self, data_node: DataNode, inputs: RolloutInputs) -> None:
         self._data_node = data_node
         self._inputs = inputs
-        self._chain: RemoteChain | None = None
         self._paths: tuple[StagePath, ...] = ()
         self._node: NodeLoop | None = None
         self.summary: Summary | None = None
@@ -71,13 +70,9 @@ class RolloutRole:
             self._node.request_stop()
 
     def replanned(self, agreed: AgreedPlan) -> None:
-        own = agreed.node_of(self._data_node.peer_id)
-        if own is None or agreed.stage_of(self._data_node.peer_id) != 0:
-            return
-        # Rollouts are sampled along the paths along which they will be trained.
-        self._paths = tuple(own_paths(agreed, self._data_node.peer_id).values())
-        if self._chain is not None:
-            self._chain.adopt_members(_members(agreed, own))
+        if agreed.stage_of(self._data_node.peer_id) == 0:
+            # Rollouts are sampled along the paths along which they will be trained.
+            self._paths = tuple(own_paths(agreed, self._data_node.peer_id).values())
 
     async def run(self) -> str:
         data_node, agreed = self._data_node, self._data_node.own_stage.agreed
@@ -86,7 +81,7 @@ class RolloutRole:
         if data_node.parts.config.pipeline.trainable == "lora":
             folder = self._inputs.store.folder
             logger.info("we hold the data: from now on the whole adapter is saved here, in %s", folder)
-        learner = self._learner(agreed)
+        learner = self._learner()
         config = data_node.parts.config
         self._node = node = NodeLoop(
             config,
@@ -118,20 +113,17 @@ class RolloutRole:
         if own_stage.part is None or not own_stage.part.has_ends:
             raise RoleChanged("our stage under the new plan is another one, or not there yet") from group
 
-    def _learner(self, agreed: AgreedPlan) -> PipelineLearner:
+    def _learner(self) -> PipelineLearner:
         data_node, inputs = self._data_node, self._inputs
         config, whole = data_node.parts.config, data_node.parts.whole
-        own = agreed.node_of(data_node.peer_id)
-        assert own is not None, "data roles begin with an assignment"
-        self._chain = RemoteChain(
+        chain = RemoteChain(
             data_node.own_stage.decode,
             asyncio.get_running_loop(),
-            _members(agreed, own),
             on_lost=data_node.lost,
             step_timeout_s=CLOSE_TIMEOUT_S,
         )
         engine = PipelineEngine(
-            self._chain,
+            chain,
             inputs.eos_token_ids,
             choose_path=self._choose_path,
             max_running=config.rollout.slots,
@@ -191,7 +183,7 @@ class TextRole:
             tokenizer,
             settings,
             device=data_node.parts.own_stage.stage.device,
-            packed=whole.cut.packing_obstacle is None,
+            packed=whole.packs,
         )
 
     def stop(self) -> None:
@@ -231,7 +223,3 @@ class TextRole:
 
 
 DataRole = RolloutRole | TextRole
-
-
-def _members(agreed: AgreedPlan, own: int) -> StageHolders:
-    return StageHolders(agreed.digest, agreed.peers, agreed.plan.instance.stage_of, own)

@@ -139,7 +139,7 @@ class PipelineLearner(RolloutLearner):
             micro_batch_tokens=self._own_stage.max_tokens,
             device=self._own_stage.stage.device,
             seed=self._seed,
-            packed=self._whole.cut.packing_obstacle is None,
+            packed=self._whole.packs,
             choose_path=self._choose_path,
             measured=measured,
         )

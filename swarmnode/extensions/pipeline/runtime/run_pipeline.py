@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -66,7 +67,6 @@ logger = logging.getLogger(__name__)
 
 CACHE_SHARE = 0.25
 """Share of the pipeline's memory that the keys and values of generation may take."""
-KEPT_STEPS = 3
 
 
 def run_pipeline(settings: Settings, *, fresh: bool) -> Ending:
@@ -156,9 +156,7 @@ def _parts(seat: Seat, whole: WholeModel, memory: int, *, fresh: bool) -> Pipeli
             measured_at_s=time.time(),
         )
 
-    checkpoints = StageCheckpoints(
-        paths.checkpoints / f"{STAGES}{whole.fingerprint}", whole.fingerprint, keep=KEPT_STEPS
-    )
+    checkpoints = StageCheckpoints(paths.checkpoints / f"{STAGES}{whole.fingerprint}", whole.fingerprint)
     store = _store(seat, whole)
     if fresh:
         _put_aside(checkpoints, store)
@@ -205,12 +203,7 @@ def _earlier(
             if tensors.tensors:
                 part = StagePart(0, whole.layers, has_ends=True)
                 found.append(HeldState.of(part, tensors.iteration, tensors.tensors))
-    for checkpoint in checkpoints.found():
-        try:
-            return (*found, checkpoint.read())
-        except CheckpointError as error:
-            logger.warning("%s", error)
-    return tuple(found)
+    return (*found, *islice(checkpoints.states(), 1))
 
 
 def _put_aside(checkpoints: StageCheckpoints, store: CheckpointStore) -> None:

@@ -1,6 +1,6 @@
 """Reads the tensors of a member's own layers, and no other tensors, from a model's folder.
 
-models folder -> [load_stage] -> stage_model.py
+models folder -> [WeightFolder] -> whole_model.py, stage_model.py
 
 The folder is laid out as transformers saves it: config.json and safetensors, in one file or in several files
 with an index. Files are mapped instead of read, so only a few header bytes of other layers enter memory.
@@ -18,15 +18,6 @@ import torch
 from torch import Tensor
 
 from swarmnode.errors import ModelError
-from swarmnode.extensions.pipeline.stages.stage_model import (
-    StageCut,
-    StageModel,
-    StagePart,
-    StageSettings,
-    build_stage,
-)
-from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
-from swarmnode.model.base_model import read_config
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -79,24 +70,6 @@ class WeightFolder:
             part = file.get_slice(name)
             row = math.prod(part.get_shape()[1:])
             return part[: -(-count // max(row, 1))].clone().flatten()
-
-
-def load_stage(
-    folder: Path,
-    part: StagePart,
-    settings: StageSettings,
-    *,
-    cut: StageCut | None = None,
-    weights: WeightFolder | None = None,
-) -> StageModel:
-    """Return the stage of the model in `folder`, using memory only for the tensors of this stage.
-
-    `cut`: the result of `try_cut` for this model; None: call it now. `weights`: the folder, if it is already
-    open. Raises ModelError if the model's family cannot be cut, or if files are missing or do not fit.
-    """
-    config = read_config(str(folder), str(folder))
-    weights = weights or WeightFolder.open(folder)
-    return build_stage(config, part, weights.read, settings, cut or try_cut(config))
 
 
 def _opened(path: Path) -> Any:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from swarmnode.extensions.pipeline.plans.member_costs import LEAST_TOKEN_S, MAX_TOKEN_S, StageTiming
-from swarmnode.extensions.pipeline.stages.loading import load_stage
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel
 from swarmnode.machine.hardware import GIB, inspect_machine
@@ -54,8 +53,7 @@ def measure_stage(
 
 def _timing(whole: WholeModel, settings: StageSettings, layers: int, tokens: int) -> StageTiming:
     """Return the time of forward and backward passes with random hidden states."""
-    part = StagePart(0, layers)
-    model = load_stage(whole.folder, part, settings, cut=whole.cut, weights=whole.weights)
+    model = whole.stage(StagePart(0, layers), settings)
     parameters = list(model.trainable().values())
 
     def forward(count: int) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """The layers of a causal LM that one member holds; on the data stage also the two ends of the model.
 
-loading -> [StageModel] -> stage_worker.py
+whole_model.py, loading.py -> [StageModel] -> stage_worker.py
 
 The decoder is the one of the model's family, and so are its masks, rotary angles and windows. Layers that
 other members hold are replaced by modules that pass hidden states through. Layers keep their numbers from the
@@ -60,15 +60,6 @@ class StageSettings:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
 
-@dataclass(frozen=True, slots=True)
-class StageCut:
-    """The result of `try_cut`, for this process only: it also registers packed attention with
-    transformers."""
-
-    packing_obstacle: str | None
-    """Reason why packed rows are not possible, or None if they are."""
-
-
 class KeyValues(Protocol):
     """Keys and values of preceding tokens, as attention layers use them (stage_caches.py)."""
 
@@ -88,11 +79,12 @@ class KeyValues(Protocol):
 class StageModel:
     """One stage: hidden states in, hidden states out. Made by `build_stage`."""
 
-    def __init__(self, part: StagePart, causal_lm: Any, settings: StageSettings, cut: StageCut) -> None:
-        """`causal_lm`: with its weights, but without the layers held by other members."""
+    def __init__(self, part: StagePart, causal_lm: Any, settings: StageSettings, packs: bool) -> None:
+        """`causal_lm`: with its weights, but without the layers held by other members. `packs`: packed rows
+        are possible."""
         self.part = part
         self.settings = settings
-        self.packs = cut.packing_obstacle is None
+        self.packs = packs
         self.hidden_size: int = causal_lm.config.hidden_size
         self.vocabulary: int = causal_lm.config.vocab_size
         self.key_shape = key_shape(causal_lm.config)
@@ -183,19 +175,19 @@ class _Elsewhere(nn.Module):
 
 
 def build_stage(
-    config: Any, part: StagePart, read: ReadTensors, settings: StageSettings, cut: StageCut
+    config: Any, part: StagePart, read: ReadTensors, settings: StageSettings, packs: bool
 ) -> StageModel:
     """Return a stage of the model with this configuration. `read` is called once, for the tensors of this
     stage only.
 
-    `cut`: the result of `try_cut`. Raises ModelError if the weights do not fit the configuration.
+    `packs`: the result of `try_cut`. Raises ModelError if the weights do not fit the configuration.
     """
     layers = int(config.get_text_config().num_hidden_layers)
     if part.end_layer > layers:
         raise ModelError(f"the model has {layers} layers, the stage wants up to {part.end_layer}")
     causal_lm = _meta_model(config, part, settings.dtype)
     _fill(causal_lm, read, settings)
-    return StageModel(part, causal_lm, settings, cut)
+    return StageModel(part, causal_lm, settings, packs)
 
 
 def key_shape(config: Any) -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """Tests if a family of models can be cut into stages, by cutting a small random model of the same kind.
 
-whole_model.py (configuration) -> [try_cut] -> StageCut -> stage_model.py, or ModelError
+whole_model.py (configuration) -> [try_cut] -> stage_model.py, or ModelError
 
 There is no list of families: the small model is cut, and its logits are compared.
 """
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from swarmnode.errors import ModelError
 from swarmnode.extensions.pipeline.stages.stage_model import (
-    StageCut,
     StageModel,
     StagePart,
     StageSettings,
@@ -34,8 +33,10 @@ SAME_LOGITS = 1e-4
 (float32)."""
 
 
-def try_cut(config: Any) -> StageCut:
-    """Cut a small random model of this configuration and compare. Raises ModelError if the stages differ.
+def try_cut(config: Any) -> bool:
+    """Cut a small random model of this configuration and compare. Returns True if packed rows are possible;
+    for this process only, because it also registers packed attention with transformers. Raises ModelError if
+    the stages differ.
 
     The small model keeps everything that affects how layers are connected: family, kinds of layers, windows
     (made shorter), rotary settings, biases, caps. The global random state is unchanged. Takes about 0.2 s on
@@ -50,8 +51,8 @@ def try_cut(config: Any) -> StageCut:
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             small = _random_model(_small(config))
-            obstacle = prepare_for_packing(small)
-            far = _difference(small, StageCut(obstacle))
+            packs = prepare_for_packing(small) is None
+            far = _difference(small, packs)
     except torch.OutOfMemoryError:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, RuntimeError, ModelError) as error:
@@ -66,7 +67,7 @@ def try_cut(config: Any) -> StageCut:
             f"whole model's by {far:.1e}",
             hint=f"it does more between layers than pass on hidden states; {CAN_BE_CUT} do not",
         )
-    return StageCut(obstacle)
+    return packs
 
 
 def _small(config: Any) -> Any:
@@ -100,14 +101,14 @@ def _random_model(config: Any) -> Any:
     return model.eval()
 
 
-def _difference(whole: Any, cut: StageCut) -> float:
+def _difference(whole: Any, packs: bool) -> float:
     """Return the relative difference between the logits of three stages and of the whole model; also with
     packed rows, if those are possible."""
     state = {name: parameter.detach() for name, parameter in whole.named_parameters()}
     parts = [StagePart(0, 1, has_ends=True), StagePart(1, 3), StagePart(3, PROBE_LAYERS)]
     settings = StageSettings(trainable="full")
     stages = [
-        build_stage(whole.config, part, lambda names: {name: state[name] for name in names}, settings, cut)
+        build_stage(whole.config, part, lambda names: {name: state[name] for name in names}, settings, packs)
         for part in parts
     ]
     ids_1T = (torch.arange(sum(PROBE_LENGTHS)) * 7 + 1)[None] % whole.config.vocab_size

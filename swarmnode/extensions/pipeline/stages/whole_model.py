@@ -1,6 +1,6 @@
 """The whole model as a pipeline member knows it: read from its folder, without loading any stage's weights.
 
-models folder or hub -> [WholeModel] -> partition (card), stages (folder, cut), tokenizer, fingerprint
+models folder or hub -> [WholeModel] -> partition (card), stages, tokenizer, fingerprint
 
 The fingerprint equals the one that a single machine computes for the loaded model (base_model.py), so
 checkpoints of a pipeline and of a single machine show if they belong together.
@@ -17,7 +17,12 @@ from torch import Tensor
 
 from swarmnode.errors import ModelError
 from swarmnode.extensions.pipeline.stages.loading import WeightFolder
-from swarmnode.extensions.pipeline.stages.stage_model import StageCut
+from swarmnode.extensions.pipeline.stages.stage_model import (
+    StageModel,
+    StagePart,
+    StageSettings,
+    build_stage,
+)
 from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from swarmnode.families.family import longest_sequence_of
 from swarmnode.machine.memory_plan import ModelCard
@@ -38,8 +43,14 @@ class WholeModel:
     """The model's transformers configuration."""
     weights: WeightFolder
     card: ModelCard
-    cut: StageCut
+    packs: bool
+    """True if micro-batches may be packed (trial_cut.py)."""
     fingerprint: str
+
+    def stage(self, part: StagePart, settings: StageSettings) -> StageModel:
+        """Return a stage of the model, using memory only for the tensors of this stage. Raises ModelError if
+        files are missing or do not fit."""
+        return build_stage(self.config, part, self.weights.read, settings, self.packs)
 
     @property
     def family(self) -> str:

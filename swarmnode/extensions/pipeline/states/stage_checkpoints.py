@@ -1,6 +1,6 @@
 """Checkpoints of a pipeline: each member's own stage, and the whole adapter as a single machine saves it.
 
-StageWorker.state -> [StageCheckpoints.write] -> a folder -> [read] -> StateService.offer_earlier
+StageWorker.state -> [StageCheckpoints.write] -> a folder -> [states] -> StateService.offer_earlier
 all stages' states (StateService.assemble) -> [whole_snapshot] -> CheckpointStore: export, PEFT
 a single machine's checkpoint -> [single_machine_tensors] -> StageWorker.load_state of any stage
 
@@ -15,8 +15,7 @@ deleted.
 """
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,25 +58,6 @@ class StageRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     holding: Holding
 
 
-@dataclass(frozen=True, slots=True)
-class StageCheckpoint:
-    """A checkpoint folder with a readable record. `read` verifies the state."""
-
-    folder: Path
-    record: StageRecord
-
-    def read(self) -> HeldState:
-        """Return the verified state. Raises DamagedCheckpoint."""
-        holding = self.record.holding
-        try:
-            data = (self.folder / STATE).read_bytes()
-        except OSError as error:
-            raise DamagedCheckpoint(f"checkpoint {self.folder.name} is damaged: {error}") from error
-        if len(data) != holding.size_bytes or digest_of(data) != holding.digest:
-            raise DamagedCheckpoint(f"checkpoint {self.folder.name} is damaged: {STATE} has changed")
-        return HeldState(holding, data)
-
-
 class StageCheckpoints:
     """Checkpoints of one member, of any stages. One process writes; others may read."""
 
@@ -108,18 +88,21 @@ class StageCheckpoints:
         self._prune()
         return target
 
-    def found(self) -> list[StageCheckpoint]:
-        """Return the checkpoints of this model with a readable record, newest first."""
-        checkpoints: list[StageCheckpoint] = []
+    def states(self) -> Iterator[HeldState]:
+        """Yield the verified states of this model, newest first. Damaged ones are skipped with a warning."""
         for folder in self._folders():
             try:
                 record = msgspec.json.decode((folder / RECORD).read_bytes(), type=StageRecord)
+                if (record.format, record.model) != (STAGE_FORMAT, self.model):
+                    continue
+                held = HeldState(record.holding, (folder / STATE).read_bytes())
             except (OSError, msgspec.MsgspecError) as error:
                 logger.warning("checkpoint %s is damaged, skipping it: %s", folder.name, error)
                 continue
-            if record.format == STAGE_FORMAT and record.model == self.model:
-                checkpoints.append(StageCheckpoint(folder, record))
-        return checkpoints
+            if digest_of(held.data) == held.holding.digest:
+                yield held
+            else:
+                logger.warning("checkpoint %s is damaged, skipping it: %s has changed", folder.name, STATE)
 
     def _prune(self) -> None:
         steps = sorted({folder.name.split("-")[1] for folder in self._folders()}, reverse=True)

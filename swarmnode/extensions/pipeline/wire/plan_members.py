@@ -19,6 +19,8 @@ class PlanMembers:
     """Digest of the plan (plan.py)."""
     peers: tuple[str, ...]
     own: int
+    stage_of: tuple[int, ...] = ()
+    """The stage of each node; -1 for a node that holds none. Only the nodes that sample need it."""
 
 
 def members_of(plan: str, peer_id: str, plans: Mapping[str, PlanMembers]) -> PlanMembers:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.pipeline_local import load_stage
 from swarmnode.errors import CheckpointError
 from swarmnode.extensions.pipeline.execution.member_records import MemberSettings
 from swarmnode.extensions.pipeline.execution.pipeline_member import PipelineMember
@@ -24,10 +25,10 @@ from swarmnode.extensions.pipeline.replication.gradient_exchange import (
 from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote, ReplicaWeights, vote_of
 from swarmnode.extensions.pipeline.scheduling.instance import Instance
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, digest
-from swarmnode.extensions.pipeline.stages.loading import WeightFolder, load_stage
+from swarmnode.extensions.pipeline.stages.loading import WeightFolder
 from swarmnode.extensions.pipeline.stages.micro_batches import GradientSum, StagePath
 from swarmnode.extensions.pipeline.stages.packed_state import unpack_state
-from swarmnode.extensions.pipeline.stages.stage_model import StageCut, StagePart, StageSettings
+from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
 from swarmnode.extensions.pipeline.states.holdings import HeldState
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
@@ -200,10 +201,10 @@ class Crew:
 
 
 def stage_worker(
-    folder: Path, ends: Sequence[int], stage: int, cut: StageCut, settings: StageSettings, **more: Any
+    folder: Path, ends: Sequence[int], stage: int, packs: bool, settings: StageSettings, **more: Any
 ) -> StageWorker:
     part = StagePart(ends[stage - 1] if stage else 0, ends[stage], has_ends=stage == 0)
-    model = load_stage(folder, part, settings, cut=cut, weights=WeightFolder.open(folder))
+    model = load_stage(folder, part, settings, packs=packs, weights=WeightFolder.open(folder))
     if settings.trainable == "lora":
         nudge(model.trainable())
     return StageWorker(model, **{"slots": 2, "max_tokens": 256, **more})

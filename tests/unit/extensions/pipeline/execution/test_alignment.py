@@ -19,7 +19,7 @@ from swarmnode.extensions.pipeline.states.holdings import HeldState
 from tests.unit.extensions.pipeline.members import PATIENT, Crew, ListFeed, crew, instance_of, stage_worker
 from tests.unit.extensions.pipeline.tiny_models import SETTINGS, batches, saved, tiny_config, tiny_model
 
-CUT = try_cut(tiny_config())
+PACKS = try_cut(tiny_config())
 TWO = Plan(instance_of([[0], [1, 2]], path_length=2, memory=(4,) * 3), ((0, 1), (0, 2)))
 THREE = Plan(instance_of([[0], [1, 2, 3]], path_length=2, memory=(4,) * 4), ((0, 1), (0, 2), (0, 3)))
 
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def workers(folder: Path) -> Callable[[int], StageWorker]:
-    return lambda stage: stage_worker(folder, [2, 6], stage, CUT, SETTINGS, slots=4)
+    return lambda stage: stage_worker(folder, [2, 6], stage, PACKS, SETTINGS, slots=4)
 
 
 def by_peer_id(found: Crew, nodes: list[int]) -> list[int]:
@@ -147,7 +147,7 @@ async def test_two_that_differ_go_back_to_what_both_had_and_learn_on_from_there(
 
 async def test_an_undone_step_is_reported_as_none(folder: Path) -> None:
     replicas = Plan(instance_of([[0, 1]], path_length=1, memory=(4,) * 2), ((0,), (1,)))
-    async with crew(replicas, lambda stage: stage_worker(folder, [6], stage, CUT, SETTINGS)) as found:
+    async with crew(replicas, lambda stage: stage_worker(folder, [6], stage, PACKS, SETTINGS)) as found:
         astray(found, 1, 0.5)
         training = (node.member.train(ListFeed(batches(True), 2)) for node in found.nodes)
         reports = await asyncio.gather(*training)

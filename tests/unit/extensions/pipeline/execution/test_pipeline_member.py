@@ -51,7 +51,7 @@ from tests.unit.extensions.pipeline.tiny_models import (
     tiny_model,
 )  # fmt: skip
 
-CUT = try_cut(tiny_config())
+PACKS = try_cut(tiny_config())
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def workers(folder: Path, ends: Sequence[int], **more: Any) -> Callable[[int], StageWorker]:
-    return lambda stage: stage_worker(folder, ends, stage, CUT, SETTINGS, **more)
+    return lambda stage: stage_worker(folder, ends, stage, PACKS, SETTINGS, **more)
 
 
 async def trained(found: Crew, feed: Callable[[], ListFeed], steps: int) -> list[Any]:
@@ -79,7 +79,7 @@ async def trained(found: Crew, feed: Callable[[], ListFeed], steps: int) -> list
 def same_as_local(found: Crew, folder: Path, ends: Sequence[int], used: list[MicroBatch], steps: int) -> None:
     """Every member has the weights that one process comes to."""
     plan = found.plan
-    local = LocalPipeline.load(folder, ends, SETTINGS, cut=CUT)
+    local = LocalPipeline.load(folder, ends, SETTINGS, packs=PACKS)
     for worker in local.workers:
         nudge(worker.model.trainable())
     optimizers = [sgd(worker) for worker in local.workers]
@@ -344,5 +344,5 @@ SMALL_MODEL = tiny_model()
 def worker_of(stage: int) -> StageWorker:
     state = {name: p.detach().clone() for name, p in SMALL_MODEL.named_parameters()}
     part = StagePart(stage, stage + 1 if stage < 3 else 6, has_ends=stage == 0)
-    model = build_stage(SMALL_MODEL.config, part, lambda names: {n: state[n] for n in names}, SETTINGS, CUT)
+    model = build_stage(SMALL_MODEL.config, part, lambda names: {n: state[n] for n in names}, SETTINGS, PACKS)
     return StageWorker(model, slots=2, max_tokens=256)

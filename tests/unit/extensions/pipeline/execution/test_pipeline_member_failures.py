@@ -40,7 +40,7 @@ from tests.unit.extensions.pipeline.tiny_models import SETTINGS, batches, saved,
 
 T = TypeVar("T")
 
-CUT = try_cut(tiny_config())
+PACKS = try_cut(tiny_config())
 ENDS = [2, 4, 6]
 REPLICAS = Plan(instance_of([[0], [1, 2], [3]], path_length=3, memory=(4,) * 4), ((0, 1, 3), (0, 2, 3)))
 """Node 1 and node 2 hold the same stage, and each has room for the other's micro-batches."""
@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def workers(folder: Path) -> Callable[[int], StageWorker]:
-    return lambda stage: stage_worker(folder, ENDS, stage, CUT, SETTINGS, slots=4)
+    return lambda stage: stage_worker(folder, ENDS, stage, PACKS, SETTINGS, slots=4)
 
 
 class WithEvent(ListFeed):
@@ -284,7 +284,7 @@ async def test_what_a_dead_member_holds_is_not_waited_for_once_membership_knows(
 
 async def test_a_dead_data_node_does_not_keep_the_others_from_their_step(folder: Path) -> None:
     plan = Plan(instance_of([[0, 1], [2]], path_length=2, memory=(4,) * 3), ((0, 2), (1, 2)))
-    one_stage = lambda stage: stage_worker(folder, [2, 6], stage, CUT, SETTINGS, slots=4)  # noqa: E731
+    one_stage = lambda stage: stage_worker(folder, [2, 6], stage, PACKS, SETTINGS, slots=4)  # noqa: E731
     async with crew(plan, one_stage, settings=QUICK) as found:
         async with asyncio.TaskGroup() as tasks:
             alive = tasks.create_task(found.nodes[0].member.train(ListFeed(batches(True), 2)))
@@ -299,7 +299,7 @@ async def test_a_dead_data_node_does_not_keep_the_others_from_their_step(folder:
 
 async def test_a_data_node_alone_goes_on_alone(folder: Path) -> None:
     plan = Plan(instance_of([[0], [1]], path_length=2), ((0, 1),))
-    one_stage = lambda stage: stage_worker(folder, [2, 6], stage, CUT, SETTINGS, slots=4)  # noqa: E731
+    one_stage = lambda stage: stage_worker(folder, [2, 6], stage, PACKS, SETTINGS, slots=4)  # noqa: E731
     async with crew(plan, one_stage, settings=QUICK) as found:
         report = await found.nodes[0].member.train(WithEvent(lambda: found.kill(1)))
         assert (report.micro_batches, report.lost) == (2, {1})

@@ -25,7 +25,7 @@ from swarmnode.extensions.pipeline.wire.signing import check_signature, signed
 from tests.unit.extensions.pipeline.members import QUICK, ListFeed, crew, instance_of, key_of, stage_worker
 from tests.unit.extensions.pipeline.tiny_models import SETTINGS, batches, saved, tiny_config, tiny_model
 
-CUT = try_cut(tiny_config())
+PACKS = try_cut(tiny_config())
 REPLICAS = Plan(instance_of([[0], [1, 2], [3]], path_length=3, memory=(4,) * 4), ((0, 1, 3), (0, 2, 3)))
 """Node 1 and node 2 hold the same stage."""
 TWO_FEEDS = Plan(instance_of([[0, 1], [2]], path_length=2, memory=(4,) * 3), ((0, 2), (1, 2)))
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def workers(folder: Path, ends: tuple[int, ...] = (2, 4, 6)) -> Callable[[int], StageWorker]:
-    return lambda stage: stage_worker(folder, ends, stage, CUT, SETTINGS, slots=4)
+    return lambda stage: stage_worker(folder, ends, stage, PACKS, SETTINGS, slots=4)
 
 
 def forward(agent: int, target: int, **fields: Any) -> ForwardHop:

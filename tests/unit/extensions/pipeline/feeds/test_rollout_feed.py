@@ -57,7 +57,7 @@ def model() -> Any:
 def pipeline(model: Any, tmp_path_factory: pytest.TempPathFactory) -> LocalPipeline:
     """Three stages of the nudged adapter; its weights stay as they are."""
     folder = saved(model, tmp_path_factory.mktemp("model"))
-    found = LocalPipeline.load(folder, [1, 3, 6], SETTINGS, cut=try_cut(tiny_config()))
+    found = LocalPipeline.load(folder, [1, 3, 6], SETTINGS, packs=try_cut(tiny_config()))
     for worker in found.workers:
         nudge(worker.model.trainable())
     return found

@@ -135,8 +135,8 @@ def test_a_feed_gives_the_same_inputs_when_a_path_is_repaired() -> None:
 @pytest.mark.parametrize("packed", [True, False])
 def test_the_gradient_of_a_feed_is_that_of_the_mean_loss(tmp_path: Path, packed: bool) -> None:
     folder = saved(tiny_model("llama"), tmp_path)
-    cut = try_cut(tiny_config("llama"))
-    pipeline = LocalPipeline.load(folder, [2, 6], StageSettings(trainable="full"), cut=cut)
+    packs = try_cut(tiny_config("llama"))
+    pipeline = LocalPipeline.load(folder, [2, 6], StageSettings(trainable="full"), packs=packs)
     feed = TextFeed(source(packed=packed), "a", iteration=0)
     taken = [inputs for agent in range(2) if (inputs := feed.take(agent, 0, (0, 1)))]
     losses = [pipeline.accumulate(inputs, feed.objective) for inputs in taken]

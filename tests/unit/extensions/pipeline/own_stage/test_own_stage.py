@@ -308,12 +308,12 @@ async def test_a_full_disk_is_told_and_the_pipeline_goes_on(
         assert caplog.text.count("No space left") == 0, "none was due"
         await found.step(first)
         assert caplog.text.count("No space left") == 2
-        assert first.checkpoints.found() == []
+        assert [*first.checkpoints.states()] == []
         monkeypatch.setattr(checkpoints_module, "write_synced", write)
         await found.step(first)
         digests = await found.step(first)
-        (written,) = first.checkpoints.found()
-        assert (written.record.holding.iteration, written.record.holding.digest) == (
+        (written,) = first.checkpoints.states()
+        assert (written.holding.iteration, written.holding.digest) == (
             4, digests[first.peer_id],
         )  # fmt: skip
 
@@ -326,9 +326,9 @@ async def test_who_leaves_writes_what_it_has_and_leaves_a_copy(whole: WholeModel
         await second.own_stage.stepped()
         await second.own_stage.leave(hand_over=True)
         copy = first.states._copies.kept.get(second.peer_id)
-        (written,) = second.checkpoints.found()
+        (written,) = second.checkpoints.states()
         assert copy is not None
-        assert copy == written.read()
+        assert copy == written
         assert copy.holding in second.states.holdings()
 
 

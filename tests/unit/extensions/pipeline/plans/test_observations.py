@@ -2,11 +2,11 @@
 
 import msgspec
 
-from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, Observation, corrected_costs
+from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement, Observation
 from swarmnode.extensions.pipeline.plans.observations import (
     ENOUGH,
     LONE,
-    counted_observations,
+    corrected_costs,
     useless_members,
 )
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan, FormerStages, PlanInputs, compute_plan
@@ -27,9 +27,7 @@ def said(**of: dict[str, Observation]) -> tuple[CostAnnouncement, ...]:
 
 
 def times_slower(announcements: tuple[CostAnnouncement, ...], peer: str) -> float:
-    found = {
-        each.peer_id: each for each in corrected_costs(counted_observations(announcements, FORMER.stage_of))
-    }
+    found = {each.peer_id: each for each in corrected_costs(announcements, FORMER.stage_of)}
     return found[peer].timings[0].forward_s / pretend.costs(peer).timings[0].forward_s
 
 

@@ -194,7 +194,46 @@ def test_a_member_accuses_only_itself_and_its_neighbours() -> None:
         check_message(halted(1), "c", ROSTERS)
 
 
+def test_who_halts_a_step_for_another_plan_has_forgotten_ours() -> None:
+    halted = Halted(plan=PLAN, session=1, path=(0, 1, 2), position=1, number=1, why=StopReason.OTHER_PLAN)
+    assert halted.stopped == Stopped(StopReason.FORGOTTEN, 1)
+
+
 # Members
+
+
+async def test_a_step_is_sent_again_by_the_node_before_who_is_not_ready_for_its_plan() -> None:
+    async with members() as (hosts, nodes):
+        waits_for: list[tuple[int, str]] = []
+        for number, node in enumerate(nodes):
+            node.on_silent = lambda peer_id, why, by=number: waits_for.append((by, peer_id))
+        caches = nodes[2].caches
+        nodes[2].hold(None)
+        going = asyncio.create_task(send_around(nodes[0]))
+        await eventually(lambda: bool(waits_for))
+        assert waits_for == [(1, hosts[2].peer_id)] and not going.done()
+        assert caches is not None
+        hold(nodes[2], caches)
+        assert isinstance(await going, torch.Tensor)
+        assert [node.steps for node in nodes] == [0, 1, 1]
+
+
+async def test_a_plan_that_ends_at_the_node_before_ends_no_step() -> None:
+    """It refuses what it cannot pass on, and is asked again itself."""
+    async with members() as (hosts, nodes):
+        held = [node.caches for node in nodes]
+        waits_for: list[str] = []
+        for node in nodes:
+            node.on_silent = lambda peer_id, why: waits_for.append(peer_id)
+        nodes[2].hold(None)
+        going = asyncio.create_task(send_around(nodes[0]))
+        await eventually(lambda: waits_for == [hosts[2].peer_id])
+        nodes[1].hold(None)
+        await eventually(lambda: waits_for == [hosts[2].peer_id, hosts[1].peer_id])
+        for node, caches in zip(nodes[1:], held[1:], strict=True):
+            assert caches is not None
+            hold(node, caches)
+        assert isinstance(await going, torch.Tensor)
 
 
 async def test_a_step_goes_around_the_path_and_sessions_end_along_it() -> None:

@@ -20,7 +20,6 @@ from swarmnode.extensions.pipeline.rollouts.chain import ChainFeed, Stopped, Sto
 from swarmnode.extensions.pipeline.rollouts.decode_node import DecodeNode
 from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
 from swarmnode.extensions.pipeline.rollouts.remote_chain import RemoteChain
-from swarmnode.extensions.pipeline.rollouts.routing import StageHolders
 from swarmnode.extensions.pipeline.rollouts.stage_caches import StageCaches
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
@@ -147,11 +146,11 @@ async def swarm(
             )
             await stack.enter_async_context(node)
             node.hold(StageCaches(stages[stage_of[number]], max_bytes=ROOM))
-            node.adopt(PlanMembers(PLAN, peers, own=number))
+            node.adopt(PlanMembers(PLAN, peers, number, tuple(stage_of)))
             made.append(Member(host, node, version))
         lost: list[tuple[str, str]] = []
         chain = RemoteChain(
-            made[0].node, asyncio.get_running_loop(), StageHolders(PLAN, peers, tuple(stage_of), own=0),
+            made[0].node, asyncio.get_running_loop(),
             on_lost=lambda peer_id, why: lost.append((peer_id, why)),
             step_timeout_s=step_timeout_s,
         )  # fmt: skip
@@ -344,8 +343,7 @@ async def test_another_plan_is_no_reason_to_lose_a_token() -> None:
             await asyncio.to_thread(engine.step)
         plan, peers = "cd" * 32, tuple(member.host.peer_id for member in pipeline.members)
         for number, member in enumerate(pipeline.members):
-            member.node.adopt(PlanMembers(plan, peers, own=number))
-        pipeline.chain.adopt_members(StageHolders(plan, peers, (0, -1, 2, 1), own=0))
+            member.node.adopt(PlanMembers(plan, peers, number, (0, -1, 2, 1)))
         found = await asyncio.to_thread(run, engine)
         assert pipeline.members[3].node.steps == 8
     assert {name: output.token_ids for name, output in found.items()} == {
@@ -478,8 +476,8 @@ async def test_a_node_that_was_lost_under_the_former_plan_is_none_of_the_next() 
         former = pipeline.chain.route(FULL)
         assert former is not None
         peers = tuple(member.host.peer_id for member in pipeline.members)
-        pipeline.chain.adopt_members(StageHolders("cd" * 32, peers, (0, 2, 1), own=0))
-        pipeline.chain.give_up(former, 1, "does not answer")
+        pipeline.members[0].node.adopt(PlanMembers("cd" * 32, peers, 0, (0, 2, 1)))
+        pipeline.chain.report_lost(former, 1, "does not answer")
         await asyncio.sleep(0)
         now = pipeline.chain.route(FULL)
         assert now is not None and now.nodes == (0, 2, 1)

@@ -16,17 +16,16 @@ import torch
 
 from swarmnode.errors import EngineError
 from swarmnode.extensions.pipeline.rollouts.chain import ChainFeed, Stopped, StopReason
-from swarmnode.extensions.pipeline.rollouts.decode_messages import DecodeMessage, Halted
+from swarmnode.extensions.pipeline.rollouts.decode_messages import DecodeMessage
 from swarmnode.extensions.pipeline.rollouts.feeder import MAX_FAILURES, PATIENCE
 from swarmnode.extensions.pipeline.rollouts.pipeline_engine import PipelineEngine
-from swarmnode.extensions.pipeline.rollouts.routing import StageHolders
 from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments, StageCaches
 from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.rollout.engine import Output, Request
 from tests.unit.extensions.pipeline import raw_wire
-from tests.unit.extensions.pipeline.rollouts.test_decode_node import PLAN, members, never, send_around
+from tests.unit.extensions.pipeline.rollouts.test_decode_node import PLAN
 from tests.unit.extensions.pipeline.rollouts.test_pipeline_engine import (
     ENDS,
     FULL,
@@ -64,9 +63,7 @@ def take_places(pipeline: Swarm, stage_of: Sequence[int], who: Collection[int] |
             continue
         stage = stage_of[number]
         member.node.hold(None if stage < 0 else StageCaches(STAGES[stage], max_bytes=ROOM))
-        member.node.adopt(None if stage < 0 else PlanMembers(NEXT, peers, own=number))
-        if number == 0:
-            pipeline.chain.adopt_members(StageHolders(NEXT, peers, tuple(stage_of), own=0))
+        member.node.adopt(None if stage < 0 else PlanMembers(NEXT, peers, number, tuple(stage_of)))
 
 
 def do_nothing(member: Member) -> Callable[[], bool]:
@@ -80,6 +77,14 @@ def do_nothing(member: Member) -> Callable[[], bool]:
 
     member.node.run_in_stage_thread = never
     return lambda: asked
+
+
+def waited_for(pipeline: Swarm) -> list[str]:
+    """The peers that keep others waiting from now on."""
+    found: list[str] = []
+    for member in pipeline.members:
+        member.node.on_silent = lambda peer_id, why: found.append(peer_id)
+    return found
 
 
 def go_down(member: Member) -> None:
@@ -205,7 +210,7 @@ async def test_a_frozen_member_is_replaced_under_the_next_plan() -> None:
     network = MemoryNetwork(seed=1)
     async with patient((0, 1, 2, 1), new_host=network.host) as pipeline:
         peers = tuple(member.host.peer_id for member in pipeline.members)
-        pipeline.chain.adopt_members(StageHolders(pipeline.chain._members.plan, peers, (0, 1, 2, -1), own=0))
+        pipeline.members[0].node.adopt(PlanMembers(PLAN, peers, 0, (0, 1, 2, -1)))
         await begin(pipeline, asked)
         frozen = pipeline.members[1].host
         assert isinstance(frozen, MemoryHost)
@@ -245,29 +250,13 @@ async def test_members_take_their_places_one_after_the_other(first: Sequence[int
     async with patient((0, 1, 2)) as pipeline:
         await begin(pipeline, asked)
         take_places(pipeline, (0, 1, 2), who=first)
-        waits_for: list[str] = []
-        pipeline.members[0].node.on_silent = lambda peer_id, why: waits_for.append(peer_id)
+        waits_for = waited_for(pipeline)
         round_ = going_on(pipeline)
         await eventually(lambda: bool(waits_for))
         assert not round_.done()
         take_places(pipeline, (0, 1, 2), who={0, 1, 2} - set(first))
         assert_as_undisturbed(await round_, asked)
     assert pipeline.lost == []
-
-
-async def test_a_plan_that_changes_in_the_moment_of_a_refusal_is_not_missed() -> None:
-    async with asyncio.timeout(30), members() as (_, nodes):
-        nodes[1].run_in_stage_thread = never
-        going = asyncio.create_task(send_around(nodes[0], timeout_s=60.0))
-        await eventually(lambda: bool(nodes[0]._in_flight._expected))
-        (number,) = nodes[0]._in_flight._expected
-        refused = Halted(
-            plan=PLAN, session=1, path=(0, 1, 2), position=1, number=number, why=StopReason.OTHER_PLAN
-        )
-        nodes[0]._in_flight.arrived(refused, refused.stopped)
-        nodes[0].adopt(PlanMembers(NEXT, nodes[0]._plans[PLAN].peers, own=0))
-        found = await going
-    assert (found.why, found.node) == (StopReason.OTHER_PLAN, None)
 
 
 async def test_a_newcomer_that_knows_nobody_yet_is_waited_for() -> None:
@@ -277,8 +266,7 @@ async def test_a_newcomer_that_knows_nobody_yet_is_waited_for() -> None:
         plans, caches = dict(newcomer._plans), newcomer.caches
         newcomer.hold(None)
         newcomer._plans.clear()
-        waits_for: list[str] = []
-        pipeline.members[0].node.on_silent = lambda peer_id, why: waits_for.append(peer_id)
+        waits_for = waited_for(pipeline)
         pipeline.engine.submit(asked)
         round_ = going_on(pipeline)
         await eventually(lambda: waits_for == [pipeline.members[2].host.peer_id])
@@ -293,8 +281,7 @@ async def test_a_member_with_other_layers_by_now_computes_nothing_for_the_former
     asked = requests(prompts(4))
     async with patient((0, 1, 2)) as pipeline:
         take_places(pipeline, (0, 2, 1), who=(1, 2))
-        waits_for: list[str] = []
-        pipeline.members[0].node.on_silent = lambda peer_id, why: waits_for.append(peer_id)
+        waits_for = waited_for(pipeline)
         pipeline.engine.submit(asked)
         round_ = going_on(pipeline)
         await eventually(lambda: bool(waits_for))

@@ -6,12 +6,12 @@ import pytest
 
 from swarmnode.extensions.pipeline.rollouts.routing import (
     Route,
-    StageHolders,
     path_of_prompt,
     route_along,
 )
+from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 
-MEMBERS = StageHolders("plan", tuple("abcdefg"), (0, 1, 2, 1, 2, 0, -1), own=5)
+MEMBERS = PlanMembers("plan", tuple("abcdefg"), 5, (0, 1, 2, 1, 2, 0, -1))
 
 
 def test_a_prompt_always_takes_the_same_path_and_prompts_share_the_paths_out() -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -213,8 +214,6 @@ class Home:
         config = load_config(environ={}, assignments=[*self.settings, *more]).config
         host = self.network.host(key.peer_id)
         seeds = [member.host.address for member in self.members]
-
-        found = self.checkpoints(key).found()
         return PipelineParts(
             config=config,
             key=key,
@@ -238,7 +237,7 @@ class Home:
             ),
             costs=lambda: self.costs(key, config, free_bytes),
             checkpoints=self.checkpoints(key),
-            earlier=(found[0].read(),) if found else (),
+            earlier=tuple(islice(self.checkpoints(key).states(), 1)),
         )  # fmt: skip
 
     def costs(self, key: NodeKey, config: Config, free_bytes: int) -> MemberCosts:

@@ -72,7 +72,7 @@ class LocalDrive:
 
     def __init__(self, whole: WholeModel, config: Config) -> None:
         settings = StageSettings(adapter=config.policy, device=CPU)
-        self.local = LocalPipeline.load(whole.folder, [1, 2], settings, cut=whole.cut)
+        self.local = LocalPipeline.load(whole.folder, [1, 2], settings, packs=whole.packs)
         self.optimizers = [
             adam(list(worker.model.trainable().values()), config.training.learning_rate)
             for worker in self.local.workers

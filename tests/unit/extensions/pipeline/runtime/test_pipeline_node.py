@@ -55,7 +55,7 @@ def trained_alone(found: Home, data_node: str, iterations: int, agents: int, wav
     """What one process learns from the same micro-batches."""
     config = load_config(environ={}, assignments=found.settings).config
     settings = StageSettings(adapter=config.policy, device=CPU)
-    local = LocalPipeline.load(found.whole.folder, [LAYERS], settings, cut=found.whole.cut)
+    local = LocalPipeline.load(found.whole.folder, [LAYERS], settings, packs=found.whole.packs)
     (worker,) = local.workers
     optimizer = adam(list(worker.model.trainable().values()), config.training.learning_rate)
     source = text_of(config)
@@ -199,7 +199,7 @@ async def test_two_data_nodes_train_one_stage_to_the_same_weights(whole: WholeMo
         )
         equal(first.weights(), second.weights())
         start = StageSettings(adapter=first.node.parts.config.policy, device=CPU)
-        untrained = LocalPipeline.load(whole.folder, [LAYERS], start, cut=whole.cut).workers[0].model
+        untrained = LocalPipeline.load(whole.folder, [LAYERS], start, packs=whole.packs).workers[0].model
         moved = [
             (tensor - untrained.trainable()[name]).abs().max()
             for name, tensor in all_weights(members).items()

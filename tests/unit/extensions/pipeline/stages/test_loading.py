@@ -10,13 +10,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.pipeline_local import load_stage
 from swarmnode.errors import ModelError
-from swarmnode.extensions.pipeline.stages.loading import INDEX_FILE, SINGLE_FILE, WeightFolder, load_stage
+from swarmnode.extensions.pipeline.stages.loading import INDEX_FILE, SINGLE_FILE, WeightFolder
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings
 from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from tests.unit.extensions.pipeline.tiny_models import LAYERS, SETTINGS, saved, tiny_config, tiny_model
 
-CUT = try_cut(tiny_config())
+PACKS = try_cut(tiny_config())
 FULL = StageSettings(trainable="full")
 MIDDLE = StagePart(2, 4)
 
@@ -60,7 +61,7 @@ def size_of(parameters: dict[str, Any]) -> int:
 @pytest.mark.parametrize("part", [StagePart(0, 2, has_ends=True), MIDDLE, StagePart(4, LAYERS)])
 def test_a_stage_has_the_weights_of_the_model(model: Any, folder: Path, part: StagePart) -> None:
     whole = dict(model.named_parameters())
-    found = load_stage(folder, part, FULL, cut=CUT).trainable()
+    found = load_stage(folder, part, FULL, packs=PACKS).trainable()
     assert all(torch.equal(parameter, whole[name]) for name, parameter in found.items())
     assert len(found) == 11 * (part.end_layer - part.first_layer) + 3 * part.has_ends
 
@@ -77,14 +78,14 @@ class ReadFolder(WeightFolder):
 
 
 def test_only_the_stages_own_tensors_are_read(model: Any, folder: Path) -> None:
-    stage = load_stage(folder, MIDDLE, FULL, cut=CUT, weights=ReadFolder.open(folder))
+    stage = load_stage(folder, MIDDLE, FULL, packs=PACKS, weights=ReadFolder.open(folder))
     assert ReadFolder.read_bytes == size_of(stage.trainable())
     assert ReadFolder.read_bytes < 0.4 * size_of(dict(model.named_parameters()))
 
 
 def test_no_more_memory_is_taken_than_the_stage_needs(model: Any, folder: Path) -> None:
     with Allocated() as allocated:
-        stage = load_stage(folder, MIDDLE, FULL, cut=CUT)
+        stage = load_stage(folder, MIDDLE, FULL, packs=PACKS)
     own = size_of(stage.trainable())
     # Each tensor as it is mapped and its copy; beside them the rotary angles.
     assert own < allocated.size_bytes < 2 * own + 1024 < size_of(dict(model.named_parameters()))
@@ -92,14 +93,14 @@ def test_no_more_memory_is_taken_than_the_stage_needs(model: Any, folder: Path) 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux to see what is mapped")
 def test_no_file_stays_mapped_behind_a_stage(folder: Path) -> None:
-    stage = load_stage(folder, MIDDLE, FULL, cut=CUT)
+    stage = load_stage(folder, MIDDLE, FULL, packs=PACKS)
     assert stage.trainable()
     assert str(folder) not in Path("/proc/self/maps").read_text()
 
 
 def test_a_tied_head_is_read_once_and_stays_tied(tmp_path: Path) -> None:
     weights = ReadFolder.open(saved(tiny_model(tied=True), tmp_path))
-    stage = load_stage(tmp_path, StagePart(0, 1, has_ends=True), FULL, cut=CUT, weights=weights)
+    stage = load_stage(tmp_path, StagePart(0, 1, has_ends=True), FULL, packs=PACKS, weights=weights)
     assert stage.head.weight is stage.trainable()["model.embed_tokens.weight"]
     assert "lm_head.weight" not in stage.trainable()
     assert ReadFolder.read_bytes == size_of(stage.trainable())
@@ -107,7 +108,7 @@ def test_a_tied_head_is_read_once_and_stays_tied(tmp_path: Path) -> None:
 
 def test_weights_are_converted_to_the_type_that_the_stage_computes_in(folder: Path) -> None:
     settings = StageSettings(trainable="full", dtype=torch.bfloat16)
-    found = load_stage(folder, MIDDLE, settings, cut=CUT).trainable()
+    found = load_stage(folder, MIDDLE, settings, packs=PACKS).trainable()
     assert {p.dtype for p in found.values()} == {torch.bfloat16}
 
 
@@ -130,10 +131,10 @@ def test_damaged_files_are_told_by_their_names(model: Any, tmp_path: Path) -> No
     saved(model, tmp_path)
     (tmp_path / SINGLE_FILE).write_bytes(b"\xff" * 64)
     with pytest.raises(ModelError, match=SINGLE_FILE):
-        load_stage(tmp_path, MIDDLE, SETTINGS, cut=CUT)
+        load_stage(tmp_path, MIDDLE, SETTINGS, packs=PACKS)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ModelError, match="cannot load"):
-        load_stage(tmp_path, MIDDLE, SETTINGS, cut=CUT)
+        load_stage(tmp_path, MIDDLE, SETTINGS, packs=PACKS)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from swarmnode.extensions.pipeline.stages.micro_batches import (
     StageInput,
 )
 from swarmnode.extensions.pipeline.stages.packed_state import pack_state, unpack_state
-from swarmnode.extensions.pipeline.stages.stage_model import StageCut, StagePart, StageSettings, build_stage
+from swarmnode.extensions.pipeline.stages.stage_model import StagePart, StageSettings, build_stage
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
 from swarmnode.extensions.pipeline.stages.trial_cut import try_cut
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
@@ -25,18 +25,18 @@ from swarmnode.model.attention import packed_layout
 from swarmnode.training.losses import LossOutput
 from tests.unit.extensions.pipeline.tiny_models import CPU, LAYERS, SETTINGS, nudge, tiny_config, tiny_model
 
-CUT = try_cut(tiny_config())
+PACKS = try_cut(tiny_config())
 MODEL = tiny_model()
 FULL = StageSettings(trainable="full")
 NAN, INF = float("nan"), float("inf")
 
 
 def worker(
-    first: int = 2, end: int = 4, stage: StageSettings = SETTINGS, cut: StageCut = CUT, **more: Any
+    first: int = 2, end: int = 4, stage: StageSettings = SETTINGS, packs: bool = PACKS, **more: Any
 ) -> StageWorker:
     state = {name: p.detach().clone() for name, p in MODEL.named_parameters()}
     part = StagePart(first, end, has_ends=first == 0)
-    model = build_stage(MODEL.config, part, lambda names: {n: state[n] for n in names}, stage, cut)
+    model = build_stage(MODEL.config, part, lambda names: {n: state[n] for n in names}, stage, packs)
     if stage.trainable == "lora":
         nudge(model.trainable())
     return StageWorker(model, **{"slots": 2, "max_tokens": 64, **more})
