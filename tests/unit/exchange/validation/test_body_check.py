@@ -18,7 +18,13 @@ from swarmnode.exchange.messages import (
     encode_body,
     hash_body,
 )
-from swarmnode.exchange.validation.body_check import BodyRules, check_body, is_false_claim, require_advantage
+from swarmnode.exchange.validation.body_check import (
+    BodyRules,
+    check_body,
+    false_claim,
+    is_false_claim,
+    require_advantage,
+)
 from swarmnode.exchange.validation.header_check import largest_body
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.tasks.task import is_held_out
@@ -66,7 +72,8 @@ def test_an_honest_claim_may_be_off_by_rounding(composed: SignedGroup, group: Ro
     assert not is_false_claim(header, group)
     assert is_false_claim(msgspec.structs.replace(header, reward_mean=0.502), group)
     assert is_false_claim(msgspec.structs.replace(header, reward_std=0.45), group)
-    assert is_false_claim(msgspec.structs.replace(header, reward_mean=None), group)
+    unscored = msgspec.structs.replace(header, reward_mean=None)
+    assert "a mean reward of none, our judge gives 0.5" in false_claim(unscored, group)
 
 
 @pytest.mark.parametrize(
@@ -304,6 +311,7 @@ def test_a_claim_that_no_other_rewards_could_make_true_is_false(honest_claim):
     assert not is_false_claim(header, group)
     generous = msgspec.structs.replace(header, reward_mean=0.95, reward_std=0.2179)
     assert is_false_claim(generous, group)
+    assert is_false_claim(msgspec.structs.replace(header, reward_mean=0.6, reward_std=0.4899), group)
     assert is_false_claim(msgspec.structs.replace(header, reward_mean=None), group)
     assert is_false_claim(msgspec.structs.replace(header, reward_mean=1.0, reward_std=0.001), group)
 
