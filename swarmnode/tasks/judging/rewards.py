@@ -15,7 +15,7 @@ Token ids are not passed: each node has its own, scores texts of strangers witho
 all nodes must find the same reward. A function that requires them gets a number for each piece of the text
 instead, the same on every node, for any model. Pieces are words of up to eight letters, up to three digits,
 and single signs: about as many as the tokens of a common vocabulary, and a repeated phrase repeats here too.
-They cannot be decoded. cannot be decoded.
+They cannot be decoded.
 """
 
 import asyncio
@@ -423,7 +423,7 @@ def _odd(reward: Reward, what: str) -> TaskError:
 
 def _finite(reward: Reward, value: Any) -> float:
     # True and False are numbers, and those of numpy and torch convert to float: all may answer "is it right?"
-    if not isinstance(value, float | int | SupportsFloat):
+    if not isinstance(value, SupportsFloat):
         raise _odd(reward, f"returned a {type(value).__name__}, not a number or None")
     try:
         number = float(value)
