@@ -239,9 +239,7 @@ def _rewards_in(name: str) -> dict[str, Reward]:
     """Returns the rewards of one of our modules, which is imported only if those before it lack the name."""
     module = builtin(name)
     return {
-        name: value
-        for name, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and _is_reward(value)
+        name: value for name, value in vars(module).items() if inspect.isfunction(value) and _is_reward(value)
     }
 
 
