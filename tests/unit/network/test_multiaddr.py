@@ -99,12 +99,13 @@ def test_the_binary_spelling_is_the_one_of_libp2p(address: str, spelling: str):
     "spelling",
     [
         pytest.param("047f0000", id="cut off"),
-        pytest.param("05", id="an unknown protocol"),
+        pytest.param("0500", id="an unknown protocol"),
         pytest.param("3603612f62", id="a DNS name with a slash"),
         pytest.param("3601ff", id="a DNS name beyond ASCII"),
         pytest.param("a50300", id="an empty peer id"),
         pytest.param(f"a5032d002b{0:086x}", id="a key too large to be its own hash"),
         pytest.param(f"a503221320{0:064x}", id="another hash"),
+        pytest.param("a503031201ff", id="a short hash"),
     ],
 )
 def test_a_malformed_binary_address_is_refused(spelling: str):
