@@ -35,7 +35,7 @@ def public_key_from_peer_id(peer_id: str) -> bytes:
     >>> public_key_from_peer_id("12D3KooW9pNAk8aiBuGVQtWRdbkLmo5qVL3e2h5UxbN2Nz9ttwiw") == bytes(32)
     True
     """
-    if len(peer_id) > MAX_PEER_ID_CHARS or not peer_id.isascii():
+    if len(peer_id) > MAX_PEER_ID_CHARS:
         raise Rejected("bad_peer_id", "not an Ed25519 peer id")
     try:
         multihash = base58.b58decode(peer_id)

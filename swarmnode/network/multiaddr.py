@@ -169,8 +169,8 @@ def split_peer(address: str) -> tuple[str, str]:
     ('/ip4/127.0.0.1/tcp/4001', '12D3KooWBg3mteN12tDjA4HCvoEkdCkuQqXhSdTLU7DrzthpZ4tp')
     """
     parse_address(address)
-    transport, separator, peer_id = address.rpartition("/p2p/")
-    if not separator or "/" in peer_id:
+    transport, _, peer_id = address.rpartition("/p2p/")
+    if "/" in peer_id:
         raise _malformed(address, "it does not end in /p2p/<peer id>")
     if not _DIALABLE.fullmatch(transport):
         raise _malformed(address, "it needs a host, then /tcp/<port> or /udp/<port>/quic-v1")
@@ -238,7 +238,7 @@ def peer_id_to_bytes(peer_id: str) -> bytes:
     """
     malformed = NetworkError(f"{peer_id[:80]!r} is not a peer id", hint="peer ids look like 12D3KooW...")
     # Decoding base58 is quadratic, so the length is checked first.
-    if not 0 < len(peer_id) <= MAX_PEER_ID_CHARS:
+    if len(peer_id) > MAX_PEER_ID_CHARS:
         raise malformed
     try:
         multihash = base58.b58decode(peer_id)
@@ -268,18 +268,14 @@ def _split(address: str) -> Iterator[Component]:
     for name in words:
         if name not in _CODES:
             raise _malformed(address, f"{name!r} is not a known protocol")
-        if name in _WITHOUT_VALUE:
-            yield name, ""
-            continue
-        value = next(words, "")
-        if not value:
-            raise _malformed(address, f"/{name} has no value")
-        yield name, value
+        yield name, "" if name in _WITHOUT_VALUE else next(words, "")
 
 
 def _value_to_bytes(name: str, value: str, address: str) -> bytes:
     match name:
         case "ip4" | "ip6":
+            if "%" in value:  # A zone may be any text, and has no binary spelling.
+                raise _malformed(address, "it names a zone")
             try:
                 return _IP_CLASSES[name](value).packed
             except ValueError as error:

@@ -186,7 +186,7 @@ def _per_answer(batch: TokenBatch, sequences: int) -> Tensor:
 
 
 def _constant(batch: TokenBatch, share: float) -> Tensor:
-    return torch.full_like(batch.logprobs_N, share, requires_grad=False)
+    return torch.full_like(batch.logprobs_N, share)
 
 
 def _lengths(batch: TokenBatch) -> Tensor:

@@ -199,9 +199,6 @@ def _by_prompt(samples: Sequence[TrainingSample]) -> list[list[TrainingSample]]:
 def _parts(mates: Sequence[TrainingSample], max_tokens: int) -> Iterator[list[TrainingSample]]:
     """Yields all samples with one prompt, longest first, in as few parts as possible: each part repeats the
     prompt."""
-    if len(mates) == 1:
-        yield [*mates]
-        return
     room = max_tokens - len(mates[0].prompt_ids)
     most = max(1, MOST_KEYS_PER_TOKEN * max_tokens // mates[0].length)
     for bin_ in first_fit_decreasing([len(sample.completion_ids) for sample in mates], room):

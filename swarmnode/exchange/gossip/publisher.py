@@ -147,8 +147,7 @@ class Publisher:
 
     def _may_leave(self, task: str) -> bool:
         """Returns True if groups of this task may leave this node at all."""
-        known = self._context.tasks.get(task)
-        return not self._settings.private and (known is None or may_be_exchanged(known))
+        return not self._settings.private and may_be_exchanged(self._context.tasks[task])
 
     def _keep_what_is_right(self, group: RolloutGroup, *, outside: bool) -> None:
         """Keeps a group whose answers are all right. Without advantage it is not announced, but new nodes can
@@ -163,7 +162,7 @@ class Publisher:
                 self.helping.found(group, composed.header)
 
     async def _announce(self, composed: SignedGroup) -> None:
-        require_exchanged(self._context.tasks.get(composed.header.task))
+        require_exchanged(self._context.tasks[composed.header.task])
         if self._settings.private:
             raise Rejected(Reason.PRIVATE, "it stays at home")
         if not self._pace.take(now=self._context.clock()):

@@ -77,7 +77,7 @@ class EpisodeReader:
                 break
         if len(turns) < len(saids):
             return self._refused(Reason.UNPLAYABLE)
-        if turns[-1].observed and len(turns) < most:
+        if turns[-1].observed:
             return ()
         return (*turns[:-1], Turn(saids[-1]))
 
@@ -94,8 +94,7 @@ class EpisodeReader:
         return bool(turns) and len(self.encode_turns(turns, "length")[0]) > self.max_tokens
 
     def _refused(self, reason: Reason) -> tuple[Turn, ...]:
-        if self.refusal == Reason.UNFINISHED:
-            self.refusal = reason
+        self.refusal = reason
         return ()
 
     def _completion(self, turns: tuple[Turn, ...]) -> Completion | None:

@@ -84,11 +84,11 @@ def check_fits(
         raise Rejected(Reason.OVERSIZED, f"{header.body_bytes} bytes: answers over rollout.max_tokens")
 
 
-def require_exchanged(task: Task | None) -> None:
+def require_exchanged(task: Task) -> None:
     """Raises Rejected if groups of this task are not exchanged with other nodes. This is the only such rule;
     policies of one process are one node. A vote among a stranger's answers, for example, is only the
     stranger's own word."""
-    if task is not None and not may_be_exchanged(task):
+    if not may_be_exchanged(task):
         raise Rejected(Reason.NOT_EXCHANGED, f"answers to {task.name} stay at home")
 
 

@@ -26,8 +26,7 @@ class UnfitTasks:
         while; a task of which a group fitted lately is not. `known`: the author gave us groups before."""
         kind = task, known
         authors = self._overran.setdefault(kind, set())
-        if len(authors) < UNFIT_AUTHORS:
-            authors.add(author)
+        authors.add(author)
         if len(authors) < UNFIT_AUTHORS or now < self._fitted_at.get(task, -UNFIT_S) + UNFIT_S:
             return False
         was_open = now >= self._until.get(kind, now)

@@ -15,7 +15,7 @@ Token ids are not passed: each node has its own, scores texts of strangers witho
 all nodes must find the same reward. A function that requires them gets a number for each piece of the text
 instead, the same on every node, for any model. Pieces are words of up to eight letters, up to three digits,
 and single signs: about as many as the tokens of a common vocabulary, and a repeated phrase repeats here too.
-They cannot be decoded. cannot be decoded.
+They cannot be decoded.
 """
 
 import asyncio
@@ -239,9 +239,7 @@ def _rewards_in(name: str) -> dict[str, Reward]:
     """Returns the rewards of one of our modules, which is imported only if those before it lack the name."""
     module = builtin(name)
     return {
-        name: value
-        for name, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and _is_reward(value)
+        name: value for name, value in vars(module).items() if inspect.isfunction(value) and _is_reward(value)
     }
 
 
@@ -423,7 +421,7 @@ def _odd(reward: Reward, what: str) -> TaskError:
 
 def _finite(reward: Reward, value: Any) -> float:
     # True and False are numbers, and those of numpy and torch convert to float: all may answer "is it right?"
-    if not isinstance(value, float | int | SupportsFloat):
+    if not isinstance(value, SupportsFloat):
         raise _odd(reward, f"returned a {type(value).__name__}, not a number or None")
     try:
         number = float(value)

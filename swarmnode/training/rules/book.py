@@ -145,7 +145,7 @@ class Book:
         if not entry.own:
             self._of_stranger[entry.author] += 1
             if self._of_stranger[entry.author] > self._per_author:
-                self._remove(self._oldest(lambda one: not one.own and one.author == entry.author))
+                self._remove_oldest(lambda one: not one.own and one.author == entry.author)
         while len(self._entries) > self._size or self._bytes > MAX_BOOK_BYTES:
             self._remove(next(iter(self._entries)))
         return True
@@ -170,19 +170,15 @@ class Book:
     def _make_way(self, entry: Entry) -> bool:
         """Removes a stranger's answer to the example to make room for one of our own. Returns False if it
         cannot."""
-        if not entry.own:
-            return False
-        oldest = self._oldest(lambda one: not one.own and one.example == entry.example)
+        return entry.own and self._remove_oldest(lambda one: not one.own and one.example == entry.example)
+
+    def _remove_oldest(self, unwanted: Callable[[Entry], bool]) -> bool:
+        oldest = next((key for key, entry in self._entries.items() if unwanted(entry)), None)
         if oldest is not None:
             self._remove(oldest)
         return oldest is not None
 
-    def _oldest(self, wanted: Callable[[Entry], bool]) -> Key | None:
-        return next((key for key, entry in self._entries.items() if wanted(entry)), None)
-
-    def _remove(self, key: Key | None) -> None:
-        if key is None:
-            return
+    def _remove(self, key: Key) -> None:
         entry = self._entries.pop(key)
         self._bytes -= entry.saved_bytes
         _count_down(self._of_example, entry.example)

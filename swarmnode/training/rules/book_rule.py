@@ -131,7 +131,7 @@ class BookRule(Rule):
         ours = (*own, *self._demonstrated.known(self.marks))
         found = [answer for group in ours for answer in full_answers(group, self.marks, own=True)]
         given = [answer for group in foreign for answer in full_answers(group, self.marks, own=False)]
-        kept = self._mend(given) if self._mend is not None and given else given
+        kept = self._mend(given) if self._mend is not None else given
         self._add(found)
         self._learn_of(kept, version)
         as_given = {(answer.example.key, answer.entry.token_ids) for answer in given}
@@ -144,7 +144,7 @@ class BookRule(Rule):
         if self.teachers is None:
             self._add(given)
             return
-        entries = [one.entry for one in given if one.entry.token_ids and one.entry not in self.book]
+        entries = [one.entry for one in given if one.entry not in self.book]
         finds = [entry for entry in self.book.entries if entry.own]
         rng = random.Random(f"{self._seed}:{version}:teachers")
         ruling = self.teachers.rule_on(entries, finds, rng)
@@ -157,8 +157,7 @@ class BookRule(Rule):
 
     def _add(self, answers: Sequence[BookCandidate]) -> None:
         for answer in answers:
-            if answer.entry.token_ids:
-                self.book.add(answer.entry)
+            self.book.add(answer.entry)
 
     def _replay(self, entry: Entry) -> Replay:
         return Replay(entry, self._settings.book_weight, entry.ended or self._settings.teach_ends)

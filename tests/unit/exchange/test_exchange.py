@@ -12,6 +12,7 @@ import pytest
 from swarmnode.errors import ConfigError, IdentityError
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.gossip.publisher import Publisher
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.tasks.kinds.script_objects import as_task
@@ -298,7 +299,8 @@ async def test_answers_that_would_be_too_long_for_a_node_like_us_are_not_announc
         assert bob.exchange.stats().dropped == {}
 
 
-async def test_a_host_that_goes_down_costs_headers_but_raises_nothing(start, own_groups):
+async def test_a_host_that_goes_down_costs_headers_but_raises_nothing(start, own_groups, caplog):
+    caplog.set_level("INFO", logger=Publisher.__module__)
     network = MemoryNetwork()
     async with start(network, 1) as alice, start(network, 2, alice) as bob:
         alice.host.go_down()
@@ -308,6 +310,8 @@ async def test_a_host_that_goes_down_costs_headers_but_raises_nothing(start, own
         alice.host.come_back()
         await alice.exchange.publish(own_groups(alice, 2, first=10))
         assert len(await collect(bob, 2)) == 2
+    told = [record.message[:19] for record in caplog.records if record.name == Publisher.__module__]
+    assert told == ["not announcing roll", "the network is back"], "once each"
 
 
 async def test_headers_wait_while_the_host_is_down(start, own_groups, clock):

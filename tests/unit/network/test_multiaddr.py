@@ -14,6 +14,7 @@ from swarmnode.network.multiaddr import (
     peer_id_from_bytes,
     peer_id_to_bytes,
     readable_addresses,
+    scope_of,
     split_listen,
     split_peer,
 )
@@ -63,20 +64,61 @@ def test_text_and_bytes_are_two_spellings_of_one_address(address: str):
 
 def test_addresses_that_reach_further_come_first():
     near, lan, far = "/ip4/127.0.0.1/tcp/1", "/ip4/10.0.0.7/tcp/1", "/ip4/8.8.8.8/tcp/1"
-    link = "/ip6/fe80::1/tcp/1"
-    assert by_reach([near, link, lan, far]) == (far, lan, link, near)
+    link, relayed = "/ip6/fe80::1/tcp/1", f"/ip4/8.8.8.8/tcp/1/p2p/{RELAY}/p2p-circuit"
+    assert by_reach([near, link, lan, relayed, far]) == (far, relayed, lan, link, near)
 
 
-def test_the_binary_spelling_is_the_one_of_libp2p():
-    # Taken from the daemon: IDENTIFY of a host that listens there.
-    assert address_to_bytes("/ip4/127.0.0.1/udp/4001/quic-v1").hex() == "047f00000191020fa1cd03"
+@pytest.mark.parametrize(
+    ("ip", "scope"),
+    [
+        *((f"/ip4/{ip}", "machine") for ip in ("127.0.0.1", "0.0.0.0", "224.0.0.1", "240.0.0.1")),
+        *((f"/ip6/{ip}", "machine") for ip in ("::1", "::", "ff02::1", "::ffff:127.0.0.1")),
+        *(("/ip6/::ffff:10.0.0.7", "lan"), ("/ip6/::ffff:8.8.8.8", "public"), ("/dns6/a.org", "public")),
+    ],
+)
+def test_an_address_that_nobody_can_dial_reaches_this_machine_alone(ip: str, scope: str):
+    assert scope_of(f"{ip}/tcp/1") == scope
+
+
+@pytest.mark.parametrize(
+    ("address", "spelling"),
+    [
+        # Taken from the daemon: IDENTIFY of a host that listens there.
+        ("/ip4/127.0.0.1/udp/4001/quic-v1", "047f00000191020fa1cd03"),
+        # From libp2p's table of protocols.
+        ("/ip6/::1/tcp/1/p2p-circuit", f"29{1:032x}060001a202"),
+        (f"/dns4/a.org/tcp/1/p2p/{PEER}", f"3605612e6f7267060001a50326{peer_id_to_bytes(PEER).hex()}"),
+        ("/dns6/a.org/tcp/1", "3705612e6f7267060001"),
+    ],
+)
+def test_the_binary_spelling_is_the_one_of_libp2p(address: str, spelling: str):
+    assert address_to_bytes(address).hex() == spelling
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        pytest.param("047f0000", id="cut off"),
+        pytest.param("0500", id="an unknown protocol"),
+        pytest.param("3603612f62", id="a DNS name with a slash"),
+        pytest.param("3601ff", id="a DNS name beyond ASCII"),
+        pytest.param("a50300", id="an empty peer id"),
+        pytest.param(f"a5032d002b{0:086x}", id="a key too large to be its own hash"),
+        pytest.param(f"a503221320{0:064x}", id="another hash"),
+        pytest.param("a503031201ff", id="a short hash"),
+    ],
+)
+def test_a_malformed_binary_address_is_refused(spelling: str):
+    with pytest.raises(NetworkError):
+        address_from_bytes(bytes.fromhex(spelling))
 
 
 @pytest.mark.parametrize("address", MALFORMED)
 def test_a_malformed_address_is_refused_with_a_hint(address: str):
-    with pytest.raises(NetworkError) as caught:
-        split_peer(address)
-    assert caught.value.hint
+    for read in (parse_address, split_peer):
+        with pytest.raises(NetworkError) as caught:
+            read(address)
+        assert caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ class _Mending:
 
     def mend(self, answers: Sequence[ForeignAnswer]) -> list[MendedAnswer]:
         # Two authors may send the same text, and one author may send it twice.
-        distinct = {_key(one): one for one in answers if one.token_ids}
+        distinct = {_key(one): one for one in answers}
         rows = [ReadingRequest(one.prompt_ids, (*one.token_ids, self._end)) for one in distinct.values()]
         self._left = max(READ_AT_MOST * sum(map(_length, rows)), READ_AT_LEAST)
         cases = {

@@ -1,6 +1,7 @@
 """Libraries over a network in memory: what one node's book holds, another has at its start."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -51,6 +52,21 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(borrower, "LOOK_EVERY_S", 0.01)
     monkeypatch.setattr(borrower, "LOOK_LATE_S", 0.01)
     return monkeypatch
+
+
+class AtHome(Addition):
+    exchangeable = False
+
+
+@pytest.mark.parametrize(
+    ("task", "private", "held"), [(Addition(), False, 2), (AtHome(), False, 0), (Addition(), True, 0)]
+)
+async def test_what_may_not_leave_a_node_is_not_in_its_library(start, groups_of, private: bool, held: int):
+    async with start(MemoryNetwork(), 1, private=private) as node:
+        sampled = [groups_of(node.key.peer_id), groups_of(node.key.peer_id, number=1, right=4, wrong=0)]
+        unscored = replace(sampled[0], scores=({"correct": None},) * 4)
+        await learns(node, [*sampled, unscored])
+        assert len(node.library.shelf) == held
 
 
 async def test_who_meets_its_first_lender_late_has_its_library_then(start, groups_of, hurried):

@@ -17,6 +17,7 @@ from swarmnode.exchange.library.signed_group import (
 )
 from swarmnode.identity.node_key import NodeKey
 from tests.unit.exchange.conftest import make_group
+from tests.unit.exchange.validation.conftest import resealed
 
 
 def signed(number: int = 0, *, seed: int = 1) -> SignedGroup:
@@ -39,6 +40,22 @@ def flipped(text: str) -> str:
 def test_a_line_gives_back_the_group() -> None:
     group = signed()
     assert read_line(line_of(group)) == group
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"protocol": 3}, "other_protocol"),
+        ({"body_bytes": 1}, "wrong_body"),
+        ({"seed": 7}, "body_mismatch"),
+        ({"group_size": 5}, "body_mismatch"),
+    ],
+)
+def test_a_header_that_its_author_signed_must_fit_its_body(changes: dict[str, object], reason: str) -> None:
+    group = signed()
+    with pytest.raises(Rejected) as caught:
+        signed_group(resealed(group, NodeKey(b"\1" * 32), **changes), group.body)
+    assert caught.value.reason == reason
 
 
 def test_what_was_changed_is_found_out() -> None:

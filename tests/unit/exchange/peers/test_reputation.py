@@ -94,7 +94,9 @@ def test_a_mishap_of_a_proven_author_costs_a_second_and_what_is_of_no_use_costs_
     for _ in range(2):  # of what was asked for at once
         reputation.did_not_deliver("a", 0.0, mishap=True)
     assert not reputation.may_be_asked("a", GIVER_PAUSE_S - 0.1)
-    assert reputation.may_be_asked("a", GIVER_PAUSE_S)
+    assert reputation.may_be_asked("a", GIVER_PAUSE_S) and reputation.may_be_asked("a", GIVER_PAUSE_S + 0.5)
+    reputation.did_not_deliver("newcomer", 0.0, mishap=True)
+    assert not reputation.may_be_asked("newcomer", GIVER_PAUSE_S)
     reputation.did_not_deliver("a", GIVER_PAUSE_S, mishap=True)
     assert not reputation.may_be_asked("a", 2.5 * GIVER_PAUSE_S)
     reputation.did_deliver("a", 0.1)
@@ -182,7 +184,7 @@ def test_only_so_many_peers_are_remembered_and_the_noisy_ones_longest():
     for number in range(10):
         reputation.may_announce(f"passer-by {number}", 0.0)
         assert reputation.is_banned("bad", 0.0)
-    assert len(reputation) == 3
+    assert [peer for peer, _ in reputation.standings()] == ["passer-by 8", "passer-by 9", "bad"]
 
 
 def test_accepted_groups_are_counted_by_peer():
@@ -191,6 +193,28 @@ def test_accepted_groups_are_counted_by_peer():
         reputation.was_accepted(peer)
     reputation.may_announce("c", 0.0)
     assert [reputation.known(peer).accepted for peer in "abc"] == [2, 1, 0]
+
+
+def test_figures_are_of_peers_of_which_something_was_used_or_refused():
+    reputation = Reputation()
+    reputation.was_accepted("friend")
+    reputation.punish("foe", 1.0, 0.0)
+    for peer in ("friend", "foe", "late", "unknown"):
+        reputation.may_announce("late", 0.0)
+        reputation.may_announce("passer-by", 0.0)
+        reputation.refused(peer, "expired")
+    assert [(one.peer, one.refused) for one in reputation.figures(0.0)] == [
+        (peer, {"expired": 1}) for peer in ("friend", "foe", "late")
+    ]
+
+
+def test_what_an_author_lets_our_judge_work_is_an_average_in_which_the_last_groups_count_most():
+    reputation = Reputation()
+    averages = []
+    for took_s in (1.0, 3.0, 3.0):
+        reputation.was_judged("a", took_s, 0.0)
+        averages.append(reputation.known("a").judge_s)
+    assert averages == [1.0, 2.0, 2.5]
 
 
 def test_an_environment_that_is_slow_for_everybody_bans_nobody():

@@ -18,7 +18,14 @@ from swarmnode.exchange.messages import (
     encode_body,
     hash_body,
 )
-from swarmnode.exchange.validation.body_check import BodyRules, check_body, is_false_claim, require_advantage
+from swarmnode.exchange.validation.body_check import (
+    BodyRules,
+    check_body,
+    false_claim,
+    is_false_claim,
+    require_advantage,
+)
+from swarmnode.exchange.validation.header_check import largest_body
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.tasks.task import is_held_out
 from swarmnode.types import Example, FinishReason, RolloutGroup, spread_of
@@ -61,11 +68,12 @@ def test_a_claim_is_never_trained_on(composed: SignedGroup, key: NodeKey, rules:
 
 
 def test_an_honest_claim_may_be_off_by_rounding(composed: SignedGroup, group: RolloutGroup):
-    header = msgspec.structs.replace(composed.header, reward_mean=0.5004, reward_std=0.4996)
+    header = msgspec.structs.replace(composed.header, reward_mean=0.5009, reward_std=0.4991)
     assert not is_false_claim(header, group)
     assert is_false_claim(msgspec.structs.replace(header, reward_mean=0.502), group)
     assert is_false_claim(msgspec.structs.replace(header, reward_std=0.45), group)
-    assert is_false_claim(msgspec.structs.replace(header, reward_mean=None), group)
+    unscored = msgspec.structs.replace(header, reward_mean=None)
+    assert "a mean reward of none, our judge gives 0.5" in false_claim(unscored, group)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +193,11 @@ def test_a_header_tells_beforehand_that_its_answers_are_too_long_for_us(
     megabyte = resealed(composed, key, body_bytes=1024 * 1024)
     assert reason_of(check, megabyte, key, max_tokens=64) == "oversized"
     assert Reason.OVERSIZED.points == 0
-    check(resealed(composed, key, body_bytes=64 * 4 * 8), key, max_tokens=64)
+    largest = largest_body(composed.header.group_size, 64)
+    check(resealed(composed, key, body_bytes=largest), key, max_tokens=64)
+    assert (
+        reason_of(check, resealed(composed, key, body_bytes=largest + 1), key, max_tokens=64) == "oversized"
+    )
 
 
 def test_a_prompt_has_at_most_as_many_tokens_as_our_policy_takes(
@@ -299,6 +311,7 @@ def test_a_claim_that_no_other_rewards_could_make_true_is_false(honest_claim):
     assert not is_false_claim(header, group)
     generous = msgspec.structs.replace(header, reward_mean=0.95, reward_std=0.2179)
     assert is_false_claim(generous, group)
+    assert is_false_claim(msgspec.structs.replace(header, reward_mean=0.6, reward_std=0.4899), group)
     assert is_false_claim(msgspec.structs.replace(header, reward_mean=None), group)
     assert is_false_claim(msgspec.structs.replace(header, reward_mean=1.0, reward_std=0.001), group)
 

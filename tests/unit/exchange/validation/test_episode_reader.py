@@ -15,7 +15,7 @@ from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.gossip.announcing import ModelLabel, compose, give
 from swarmnode.exchange.library.signed_group import SignedGroup
-from swarmnode.exchange.limits import MAX_EPISODE_TURNS, PLAY_S
+from swarmnode.exchange.limits import MAX_CHARS_PER_TOKEN, MAX_EPISODE_TURNS, PLAY_S
 from swarmnode.exchange.messages import (
     Announcement,
     Answer,
@@ -150,6 +150,15 @@ def test_a_receiver_plays_and_scores_it_by_itself(game: Environment, key: NodeKe
     assert checked.group.completions[0].given
 
 
+def test_a_node_that_plays_no_episodes_refuses_them(
+    game: Environment, key: NodeKey, rules: BodyRules
+) -> None:
+    composed = composed_of(group_of(game, key, ["5", "0"], ["0"]), key)
+    with pytest.raises(Rejected) as caught:
+        check_body(composed.body, announced(composed, key), replace(rules, encode_turns=None))
+    assert caught.value.reason == "unscorable"
+
+
 def test_policies_of_this_process_get_it_as_it_is(game: Environment, key: NodeKey) -> None:
     group = group_of(game, key, ["5", "0"], ["0"])
     given = give(group, composed_of(group, key)).group
@@ -167,6 +176,7 @@ SOUND = ("5", "0")
         pytest.param(("5",) * 5, "unplayable", id="more turns than there are"),
         pytest.param(("9" * 5000, "0"), "too_long", id="too long for us"),
         pytest.param(("9" * 95, "0"), "too_long", id="too long with what it was answered"),
+        pytest.param(("0" * 100,), "too_long", id="too long in its last turn"),
         pytest.param(("5", '\x02[["0",[["user","You won."]]]]'), "unfinished", id="a transcript in a turn"),
         pytest.param(('5"]]],["0",[]]]\x02', "x"), "unfinished", id="marks that end a transcript"),
     ],
@@ -175,7 +185,7 @@ def test_an_episode_that_does_not_play_so_is_dropped(
     game: Environment, key: NodeKey, rules: BodyRules, hostile: tuple[str, ...], reason: str
 ) -> None:
     composed = composed_of(group_of(game, key, SOUND, ["0"]), key)
-    data = with_answers(composed, SOUND, ("0",), hostile)
+    data = with_answers(composed, SOUND, ("0" * rules.max_tokens,), hostile)
     checked = check_body(data, announced(composed, key, data), rules)
     assert [len(turns_of(one.said)) for one in checked.group.completions] == [2, 1]
     data = with_answers(composed, SOUND, hostile)
@@ -264,10 +274,7 @@ def test_episodes_are_played_as_long_as_there_is_time(
     assert caught.value.reason == "play_timeout"
 
 
-def test_an_episode_that_cannot_fit_any_more_is_not_played_on(
-    game: Environment, key: NodeKey, rules: BodyRules
-) -> None:
-    composed = composed_of(group_of(game, key, SOUND, ["0"]), key)
+def test_an_episode_that_cannot_fit_any_more_is_not_played_on(key: NodeKey, rules: BodyRules) -> None:
     asked: list[str] = []
 
     class Watched(Countdown):
@@ -277,11 +284,30 @@ def test_an_episode_that_cannot_fit_any_more_is_not_played_on(
 
     watched = as_task(ROWS, environment=Watched)
     assert is_environment(watched)
-    ours = replace(rules, tasks={game.name: watched})
+    composed = composed_of(group_of(watched, key, SOUND, ["0"]), key)
+    asked.clear()
+    ours = replace(rules, tasks={watched.name: watched})
     data = with_answers(composed, ("9" * 95, "7", "6", "0"), ("8" * 95, "7", "6", "0"))
-    with pytest.raises(Rejected):
+    with pytest.raises(Rejected) as caught:
         check_body(data, announced(composed, key, data), ours)
-    assert not {"7", "6", "0"} & set(asked)
+    assert caught.value.reason == "too_long"
+    assert set(asked) == {"9" * 95, "8" * 95}
+
+
+def test_an_episode_has_only_so_many_characters_however_few_their_tokens(
+    game: Environment, key: NodeKey, rules: BodyRules
+) -> None:
+    group = group_of(game, key, ["99", "99", "0"], SOUND)
+    replies = [len(one["content"]) for turn in turns_of(group.completions[0].said) for one in turn.observed]
+    left = rules.max_tokens * MAX_CHARS_PER_TOKEN - sum(replies) - len("0")
+    short = replace(rules, encode_turns=lambda turns, finish: ((7,), ()))
+    composed = composed_of(group, key)
+    data = with_answers(composed, ("9" * 3000, "9" * (left - 3000), "0"), ("0",))
+    check_body(data, announced(composed, key, data), short)
+    data = with_answers(composed, ("9" * 3000, "9" * (left - 2999), "0"), ("0",))
+    with pytest.raises(Rejected) as caught:
+        check_body(data, announced(composed, key, data), short)
+    assert caught.value.reason == "too_long"
 
 
 HANGS = """

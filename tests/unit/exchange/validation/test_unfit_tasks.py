@@ -18,6 +18,8 @@ def test_a_task_that_overruns_for_three_authors_and_fits_for_nobody_is_given_up_
     assert unfit.tasks(2.0, known=known) == frozenset()
     assert unfit.overran("slow", "c", 3.0, known=known)
     assert unfit.tasks(3.0, known=known) == {"slow"}
+    assert unfit.tasks(0.0, known=known) == frozenset(), "our clock was set back"
+    unfit.tried("slow", UNFIT_S, known=known)
     assert unfit.tasks(3.0 + UNFIT_S, known=known) == frozenset()
     assert not unfit.overran("slow", "c", 4.0 + UNFIT_S, known=known)
 
@@ -27,6 +29,14 @@ def test_a_few_identities_cannot_shut_a_task_of_which_others_groups_fit():
     unfit.fitted("game", 0.0)
     told = [unfit.overran("game", f"name {number}", 1.0 + number, known=False) for number in range(10)]
     assert not any(told) and unfit.tasks(11.0, known=False) == frozenset()
+
+
+def test_a_group_that_fits_makes_up_for_all_that_overran_before():
+    unfit = UnfitTasks()
+    for name in "ab":
+        unfit.overran("game", name, 0.0, known=False)
+    unfit.fitted("game", 1.0)
+    assert not unfit.overran("game", "c", 2.0 + UNFIT_S, known=False)
 
 
 def test_newcomers_whose_groups_overrun_shut_a_task_to_newcomers_alone():
@@ -40,15 +50,16 @@ def test_newcomers_whose_groups_overrun_shut_a_task_to_newcomers_alone():
     )
 
 
-def test_a_task_that_is_given_up_is_tried_once_a_while_and_opens_when_a_group_fits():
+@pytest.mark.parametrize("known", [False, True])
+def test_a_task_that_is_given_up_is_tried_once_a_while_and_opens_when_a_group_fits(known: bool):
     unfit = UnfitTasks()
     for name in "abc":
-        unfit.overran("game", name, 0.0, known=False)
-    assert unfit.tasks(UNFIT_TRIAL_S - 1, known=False) == {"game"}
-    assert unfit.tasks(UNFIT_TRIAL_S, known=False) == frozenset()
-    unfit.tried("game", UNFIT_TRIAL_S, known=False)
-    assert unfit.tasks(UNFIT_TRIAL_S + 1, known=False) == {"game"}
-    told = [unfit.overran("game", name, UNFIT_TRIAL_S + 1, known=False) for name in "def"]
+        unfit.overran("game", name, 0.0, known=known)
+    assert unfit.tasks(UNFIT_TRIAL_S - 1, known=known) == {"game"}
+    assert unfit.tasks(UNFIT_TRIAL_S, known=known) == frozenset()
+    unfit.tried("game", UNFIT_TRIAL_S, known=known)
+    assert unfit.tasks(UNFIT_TRIAL_S + 1, known=known) == {"game"}
+    told = [unfit.overran("game", name, UNFIT_TRIAL_S + 1, known=known) for name in "def"]
     assert not any(told), "it is told once"
     unfit.fitted("game", UNFIT_TRIAL_S + 2)
-    assert unfit.tasks(UNFIT_TRIAL_S + 2, known=False) == frozenset()
+    assert unfit.tasks(UNFIT_TRIAL_S + 2, known=known) == frozenset()

@@ -40,14 +40,19 @@ def test_a_reward_with_keywords_gets_what_trl_passes_except_token_ids():
     seen = {}
 
     def reward(prompts, completions, **columns):
-        seen.update(columns)
+        seen.update(columns, prompts=prompts, completions=completions)
         return [0.0] * len(prompts)
 
     call_reward(reward, ["p", "p"], ["a", "b"], {"answer": ["x", "y"]})
     assert seen.pop("trainer_state").global_step == 0
     seen.pop("log_extra")("column", ["u", "v"])
     seen.pop("log_metric")("metric", 0.5)
-    assert seen == {"answer": ["x", "y"]}
+    assert seen == {"prompts": ["p", "p"], "completions": ["a", "b"], "answer": ["x", "y"]}
+
+
+def test_a_function_that_hides_its_arguments_is_refused():
+    with pytest.raises(TaskError, match="cannot be called"):
+        call(min)
 
 
 def test_a_reward_without_keywords_gets_only_what_it_names():

@@ -159,6 +159,15 @@ def test_the_oldest_leave_a_book_that_is_larger_than_a_checkpoint_takes(
     assert len(msgspec.msgpack.encode(book.entries)) <= 1000
 
 
+def test_an_answer_that_becomes_ours_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saved, "MAX_BOOK_BYTES", 1000)
+    book = Book(100, 4)
+    for number in range(6):
+        book.add(entry(number, author="stranger", own=False))
+        book.add(entry(number))
+    assert len(book) == 6
+
+
 @pytest.mark.parametrize("token", [0, 70_000, 2**32 - 1])
 @pytest.mark.parametrize("text", ["", "a question", "\U0001f600" * 300])
 def test_no_answer_takes_more_bytes_than_the_book_counts_for_it(token: int, text: str) -> None:
