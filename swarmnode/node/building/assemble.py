@@ -29,7 +29,7 @@ from swarmnode.network.multiaddr import is_relayed, parse_address, scope_of, spl
 from swarmnode.network.streams import StreamHost, transport_of
 from swarmnode.node.building.machine_memory import longest_sequence
 from swarmnode.node.building.policies import Seat, choose_port
-from swarmnode.node.node import NetworkParts
+from swarmnode.node.swarm_member import NetworkParts
 from swarmnode.registry import first, made
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.settings.config import Config, NetworkConfig

@@ -21,8 +21,9 @@ import msgspec
 from swarmnode.errors import ConfigError, PortInUse, StorageError, SwarmnodeError
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import Paths
-from swarmnode.node.node import NetworkParts, NodeLoop
+from swarmnode.node.node import NodeLoop
 from swarmnode.node.showing.node_status import Summary
+from swarmnode.node.swarm_member import NetworkParts
 from swarmnode.settings.config import Config, NetworkConfig, NodeConfig
 from swarmnode.settings.config_layers import Settings
 from swarmnode.tasks.task import Task

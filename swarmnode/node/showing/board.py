@@ -110,6 +110,7 @@ class StatusBoard:
 
     def counted(self, counters: Counters, policy_version: int) -> None:
         """Take over the counters that continue across restarts."""
+        trained = dict(counters.external_groups_trained)
         progress = msgspec.structs.replace(
             self.status.progress,
             round=counters.round,
@@ -117,13 +118,14 @@ class StatusBoard:
             tokens=counters.tokens,
             seconds=counters.seconds,
         )
-        self.show(progress=progress)
+        self.show(progress=progress, exchange=msgspec.structs.replace(self.status.exchange, trained=trained))
 
     def trained(
         self, rollouts: RoundRollouts, external: Sequence[RolloutGroup], report: TrainReport, round_s: float
     ) -> None:
         """Record a finished round."""
         parts = by_reward(scores for group in rollouts.groups for scores in group.scores)
+        flat = Counter(_why_flat(group) for group in rollouts.groups if not group.has_gradient)
         spreads = [std for group in rollouts.groups if (std := group.reward_std) is not None]
         reward = msgspec.structs.replace(
             self.status.reward,
@@ -133,7 +135,7 @@ class StatusBoard:
             own_tasks=_by_task(rollouts.groups),
             external_tasks=_by_task(external),
             groups=len(rollouts.groups),
-            without_gradient=dict(Counter(_why_flat(one) for one in rollouts.groups if not one.has_gradient)),
+            without_gradient=dict(flat),
             parts={name: fmean(values) for name, values in parts.items()},
             parts_std={name: spread_of(values) for name, values in parts.items()},
         )
@@ -144,7 +146,8 @@ class StatusBoard:
             round_s=round_s,
             done_at=time.time(),
         )
-        self.show(reward=reward, speed=speed, generation=rollouts.generation, training=report)
+        training = msgspec.structs.replace(report, zero_advantage_own=flat.total())
+        self.show(reward=reward, speed=speed, generation=rollouts.generation, training=training)
 
     def learned(self, report: TrainReport) -> None:
         """Record a finished iteration without generation."""
@@ -168,17 +171,14 @@ class StatusBoard:
         """Record a failed attempt; the previous checkpoint is still the newest."""
         self.show(checkpoint=msgspec.structs.replace(self.status.checkpoint, error=why))
 
-    def shared(self, stats: ExchangeStats | None, trained: Mapping[str, int]) -> None:
-        """Take over the exchange's counters; None: there is no exchange."""
-        if stats is None:
-            self.show(exchange=Sharing(trained=dict(trained)))
-            return
+    def show_sharing(self, stats: ExchangeStats) -> None:
+        """Take over the exchange's counters."""
         found = {
             **msgspec.to_builtins(stats),
             "headers": stats.headers_seen,
             "banned_peers": len(stats.banned_peers),
             "upload_mb_per_s": stats.upload_bytes_per_s / 1e6,
-            "trained": dict(trained),
+            "trained": self.status.exchange.trained,
             "starved": self._starving.look(stats.accepted, stats.dropped, time.monotonic()),
         }
         sharing = msgspec.convert(found, Sharing)
@@ -186,7 +186,7 @@ class StatusBoard:
             logger.warning("%s", sharing.starved)
         self.show(exchange=sharing, help=stats.help, receipts=stats.receipts, health=stats.health)
 
-    def borrowed(self, library: Borrower, state: CatchingUp) -> None:
+    def show_library(self, library: Borrower, state: CatchingUp) -> None:
         """Record what this node keeps of the swarm's library, and what it learnt from it."""
         found = library.borrowed
         self.show(

@@ -19,9 +19,10 @@ from swarmnode.network.finding.discovery import Discovery
 from swarmnode.network.finding.peer_book import PeerBook
 from swarmnode.network.memory_network import MemoryHost
 from swarmnode.node.learner import RoundRollouts
-from swarmnode.node.node import NetworkParts, NodeLoop
+from swarmnode.node.node import NodeLoop
 from swarmnode.node.showing.board import Occasion, StatusBoard, Watchers
 from swarmnode.node.showing.node_status import NodeStatus, Summary
+from swarmnode.node.swarm_member import NetworkParts
 from swarmnode.settings.config_layers import load_config
 from swarmnode.testing import FakeLearner, FakeTask, MemoryNetwork
 from swarmnode.training.records import TrainReport, tally

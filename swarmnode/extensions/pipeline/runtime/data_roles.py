@@ -27,9 +27,10 @@ from swarmnode.node.building.local_policy import renderer_of
 from swarmnode.node.building.machine_memory import longest_sequence
 from swarmnode.node.building.policies import plain_error
 from swarmnode.node.lifecycle import rounds_done
-from swarmnode.node.node import NetworkParts, NodeLoop
+from swarmnode.node.node import NodeLoop
 from swarmnode.node.showing.figures import shown
 from swarmnode.node.showing.node_status import NodeStatus, Summary
+from swarmnode.node.swarm_member import NetworkParts
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
 from swarmnode.training.records import TrainReport
