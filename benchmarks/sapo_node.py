@@ -25,7 +25,7 @@ from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.node.building.assemble import exchange_settings
 from swarmnode.node.building.local_policy import LocalPolicy, load_policy
 from swarmnode.node.building.machine_memory import longest_sequence
-from swarmnode.node.catching_up import CatchingUp, round_of
+from swarmnode.node.catching_up import CatchingUp, library_round
 from swarmnode.node.learner import Overlap
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.settings.config import Config
@@ -216,7 +216,7 @@ class SwarmNode:
         """What SwarmMember does after a round."""
         origins = self.learner.origins()
         library.settle(origins.keys())
-        seen = round_of(groups, library.drawn_of(origins), report, self.config)
+        seen = library_round(groups, library.drawn_of(origins), report, self.config)
         self.catching_up = self.catching_up.after_round(seen)
         self.learner.catch_up(self.catching_up.mix(self.config))
 

@@ -167,7 +167,9 @@ class CatchingUp:
         return BORROWED_BESIDE * groups_wanted(config)
 
 
-def round_of(own: Sequence[RolloutGroup], answers: int, report: TrainReport, config: Config) -> LibraryRound:
+def library_round(
+    own: Sequence[RolloutGroup], answers: int, report: TrainReport, config: Config
+) -> LibraryRound:
     """Returns the evidence of a round from its own groups and its report. `answers`: those in the book that
     come from libraries."""
     pass_rate = mean_or_none(report.pass_rates.values()) or 0.0

@@ -3,12 +3,12 @@
     draw -> generate -> score -> publish  }
                 collect others' groups    }  -> own + J external, by the rule -> train -> new policy version
 
-cli join -> run.py -> [NodeLoop.run] -> _round, again and again -> learner.py: generate, train (trainer.py)
-                                                               -> swarm_member.py: publish, collect
+cli join -> run.py -> [NodeLoop.run] -> _run_round, again and again -> learner.py: generate, train
+                                                                   -> swarm_member.py: publish, collect
 
-`NodeLoop.run` is everything that a node does, and `NodeLoop._round` is one turn of it. lifecycle.py decides
-what comes next. The loop runs on asyncio and never blocks: worker threads do all computing (workers.py), and
-every wait for another node has a deadline.
+`NodeLoop.run` is everything that a node does, and `NodeLoop._run_round` is one turn of it. lifecycle.py
+decides what comes next. The loop runs on asyncio and never blocks: worker threads do all computing
+(workers.py), and every wait for another node has a deadline.
 
 With `overlap`, a second thread generates the next round while this one is trained on. It samples from the
 policy as it was before training; the new policy is taken over when both are done. So the engine has one user
@@ -40,7 +40,7 @@ from swarmnode.node.lifecycle import (
 )
 from swarmnode.node.run_control import RunControl
 from swarmnode.node.showing.board import StatusBoard, Watcher
-from swarmnode.node.showing.figures import shown
+from swarmnode.node.showing.figures import figure
 from swarmnode.node.showing.kept_rollouts import KeepRollouts
 from swarmnode.node.showing.node_status import (
     NodeStatus,
@@ -131,7 +131,7 @@ class NodeLoop:
     def status(self) -> NodeStatus:
         return self._board.status
 
-    def serves(self, page: str) -> None:
+    def show_page(self, page: str) -> None:
         """Show the address of the status page."""
         self._board.show(page=page)
 
@@ -144,7 +144,7 @@ class NodeLoop:
             stack.push_async_callback(self._end_workers)
             await self._resume()
             await self._swarm.join(stack)
-            await self._look()
+            await self._refresh_status()
             self._stack = stack.pop_all()
         return self
 
@@ -159,7 +159,7 @@ class NodeLoop:
     async def run(self) -> Summary:
         """Run the loop: do what `next_action` says until it says Stop."""
         config = self._config
-        async with self._services(), self._what_was_learnt_is_kept():
+        async with self._services(), self._saving_before_errors():
             while True:
                 match next_action(self._view()):
                     case WaitForPeers(missing):
@@ -178,7 +178,7 @@ class NodeLoop:
                         self._board.enter("paused", self.control.until)
                         await asyncio.sleep(TICK_S)
                     case RunRound(number):
-                        await self._round(number)
+                        await self._run_round(number)
                     case Stop(reason):
                         break
             if 0 < self._begun_at == self._counters.round and not self.control.ending:
@@ -197,21 +197,21 @@ class NodeLoop:
         """Runs the services beside the loop: screen, search for peers, writing of checkpoints."""
         async with asyncio.TaskGroup() as tasks:
             self._saving.report_in(tasks)
-            services = {"screen and peers": self._keep_looking, "discovery": self._swarm.find_peers}
+            services = {"screen and peers": self._keep_status_fresh, "discovery": self._swarm.find_peers}
             owned = [tasks.create_task(supervise(name, service)) for name, service in services.items()]
             yield
             for task in owned:
                 task.cancel()
 
     @asynccontextmanager
-    async def _what_was_learnt_is_kept(self) -> AsyncGenerator[None, None]:
+    async def _saving_before_errors(self) -> AsyncGenerator[None, None]:
         """Saves a checkpoint of the finished rounds before an error ends the run."""
         try:
             yield
         except SwarmnodeError:
             if self._counters.round not in (0, self._saving.tried_round):
                 await self._saving.save(self._counters)
-            await self._saving.settled()
+            await self._saving.wait()
             raise
 
     def _view(self) -> View:
@@ -235,7 +235,7 @@ class NodeLoop:
 
     # ---- one round ----
 
-    async def _round(self, number: int) -> None:
+    async def _run_round(self, number: int) -> None:
         """Generate, publish, collect groups of others, train."""
         started = time.perf_counter()
         rollouts = await self._rollouts(number)
@@ -301,9 +301,9 @@ class NodeLoop:
         # Our own library may return groups of our own.
         authors = [group.author for group in external if group.author != self.status.peer_id]
         counters.external_groups_trained = tally(counters.external_groups_trained, authors)
-        self._board.counted(counters, self._learner.policy_version)
+        self._board.show_counters(counters, self._learner.policy_version)
         self._board.show(advice=self._droughts.advise(rollouts.groups, report))
-        self._board.trained(rollouts, external, report, seconds)
+        self._board.show_round(rollouts, external, report, seconds)
         if self._keep_rollouts is not None:
             self._keep_rollouts(number, rollouts.groups, external)
         self._watcher.see("round", self.status)
@@ -320,12 +320,12 @@ class NodeLoop:
         counters.reward_last = result.mean
         if counters.reward_first is None:
             counters.reward_first = result.mean
-        logger.info("held-out reward at round %d: %s", counters.round, shown(result.mean))
-        self._say_what_is_not_measured(result)
-        self._board.evaluated(counters, result.per_task)
+        logger.info("held-out reward at round %d: %s", counters.round, figure(result.mean))
+        self._warn_of_unmeasured(result)
+        self._board.show_evaluation(counters, result.per_task)
         self._watcher.see("evaluation", self.status)
 
-    def _say_what_is_not_measured(self, result: Evaluation) -> None:
+    def _warn_of_unmeasured(self, result: Evaluation) -> None:
         """Log once for each task that has nothing held out: its held-out reward stays unknown."""
         unmeasured = {name for name in result.per_task if not result.asked.get(name, 1)} - self._unmeasured
         if unmeasured:
@@ -338,10 +338,10 @@ class NodeLoop:
 
     async def _finish_saving(self) -> None:
         """Wait for the disk. If it could not take the last checkpoint, try once more."""
-        await self._saving.settled()
+        await self._saving.wait()
         if self._board.status.checkpoint.error:
             await self._saving.save(self._counters)
-            await self._saving.settled()
+            await self._saving.wait()
 
     async def _resume(self) -> None:
         resumed = await self._workers.learn(self._learner.resume)
@@ -351,12 +351,12 @@ class NodeLoop:
         round = self._begun_at = resumed.counters.round
         name = f", run {self.status.run}" if self.status.run else ""
         logger.info("resumed after round %d, policy version %d%s", round, self._learner.policy_version, name)
-        self._go_on_with(resumed.changed, resumed.other_tasks)
-        self._saving.resumed(resumed.counters)
-        self._board.counted(resumed.counters, self._learner.policy_version)
-        self._board.evaluated(resumed.counters, {})
+        self._check_changes(resumed.changed, resumed.other_tasks)
+        self._saving.note_resumed(resumed.counters)
+        self._board.show_counters(resumed.counters, self._learner.policy_version)
+        self._board.show_evaluation(resumed.counters, {})
 
-    def _go_on_with(self, changed: Sequence[str], other_tasks: str) -> None:
+    def _check_changes(self, changed: Sequence[str], other_tasks: str) -> None:
         """Log the settings that the run has not been trained with so far. Raises ConfigError if they or the
         tasks differ and no round is left to train with them: the present policy was not trained that way."""
         limit = self._config.node.rounds
@@ -374,13 +374,13 @@ class NodeLoop:
             " --rounds (rounds=) to continue with these settings",
         )
 
-    async def _keep_looking(self) -> None:
+    async def _keep_status_fresh(self) -> None:
         """Keep the screen and the number of peers up to date."""
         while True:
-            await self._look()
+            await self._refresh_status()
             self._watcher.see("tick", self.status)
             await asyncio.sleep(TICK_S)
 
-    async def _look(self) -> None:
+    async def _refresh_status(self) -> None:
         await self._swarm.show()
         self._board.show(pipeline=self._pipeline(), week=self._contribution(self.status))

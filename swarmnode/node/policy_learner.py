@@ -97,7 +97,7 @@ class PolicyLearner(RolloutLearner):
         self.demonstrated = Demonstrations()
         """Answers that people wrote for this node."""
         self._demonstrating: Demonstrating | None = None
-        self._told_of_no_book = False
+        self._warned_of_no_book = False
 
     @property
     def policy_version(self) -> int:
@@ -114,10 +114,8 @@ class PolicyLearner(RolloutLearner):
         # The checkpoint may date from before such groups were refused.
         at_home = {name for name, task in self._tasks_of_others.items() if not may_be_exchanged(task)}
         self._rule.forget_strangers(at_home)
-        counters, run = (
-            checkpoint.state.counters,
-            TrainingRun(checkpoint.folder.parent, checkpoint.state, 0.0),
-        )
+        counters = checkpoint.state.counters
+        run = TrainingRun(checkpoint.folder.parent, checkpoint.state, 0.0)
         other_tasks = "" if run.is_of(self._versions()) else run.difference(self._versions())
         if other_tasks:
             counters = counters.of_other_tasks()
@@ -178,9 +176,9 @@ class PolicyLearner(RolloutLearner):
         if self._demonstrating is None:
             limit = self._config.rollout.max_tokens
             self._demonstrating = Demonstrating(self.demonstrated, self._own_tasks, self._renderer, limit)
-        shown = self._demonstrating.after(own, self.policy_version)
-        if shown and not self._rule.demonstrate(shown) and not self._told_of_no_book:
-            self._told_of_no_book = True
+        judged = self._demonstrating.judge_new(own, self.policy_version)
+        if judged and not self._rule.demonstrate(judged) and not self._warned_of_no_book:
+            self._warned_of_no_book = True
             logger.warning(
                 "demonstrations are not used: exchange.rule=%s has no book", sharing_rule(self._config).name
             )

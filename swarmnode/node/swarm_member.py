@@ -16,7 +16,7 @@ from swarmnode.exchange.library.borrower import Borrower
 from swarmnode.exchange.library.signed_group import Origin
 from swarmnode.network.finding.discovery import Discovery
 from swarmnode.network.host import Host
-from swarmnode.node.catching_up import CatchingUp, phase_change, round_of
+from swarmnode.node.catching_up import CatchingUp, library_round, phase_change
 from swarmnode.node.drought import Droughts
 from swarmnode.node.learner import Learner
 from swarmnode.node.showing.board import StatusBoard
@@ -151,7 +151,7 @@ class SwarmMember(Alone):
     async def _catch_up(self, library: Borrower, own: Sequence[RolloutGroup], report: TrainReport) -> None:
         """Decide whether the mix of the rounds changes from now on."""
         before, found = self.catching_up, library.borrowed
-        seen = round_of(own, library.drawn_of(self._origins), report, self.config)
+        seen = library_round(own, library.drawn_of(self._origins), report, self.config)
         self.catching_up = now = before.after_round(seen)
         if line := phase_change(before, now, found.lenders, found.authors):
             logger.info("%s", line)

@@ -32,9 +32,9 @@ from swarmnode.node.catching_up import (
     CatchingUp,
     LibraryRound,
     RoundMix,
+    library_round,
     phase_change,
     rises,
-    round_of,
 )
 from swarmnode.node.learner import Overlap
 from swarmnode.node.node import NodeLoop
@@ -147,7 +147,7 @@ def test_while_more_authors_wait_than_teach_it_borrows_on_but_not_for_ever() -> 
 )
 def test_few_teach_while_more_wait_and_they_are_not_enough(teaching: int, waiting: int, few: bool) -> None:
     report = TrainReport(teaching=teaching, waiting=waiting)
-    assert round_of([], 0, report, Config()).few_teach == few
+    assert library_round([], 0, report, Config()).few_teach == few
 
 
 def test_the_log_says_what_it_brought() -> None:
