@@ -113,17 +113,17 @@ def prepared(
         _find_parts(config, screen)
         seats = _take_seats(stack, settings, tasks)
         # Each policy has its own. A missing package is reported before a model is loaded for nothing.
-        told = [[*make_monitors(config.node.monitors), *monitors] for _ in seats]
+        of_seats = [[*make_monitors(config.node.monitors), *monitors] for _ in seats]
         logger.info("model %s: %s", model, settings.model_reason)
         _check_memory(config, model)
-        shown = demonstrations or Demonstrations()
+        given = demonstrations or Demonstrations()
         check_loadable(config, model)
         STOP_SIGNALS.check()
         from swarmnode.node.building.members import build_members
 
         STOP_SIGNALS.check()
         yield build_members(
-            stack, screen, model, seats, fresh=fresh, watch=watch, monitors=told, demonstrations=shown
+            stack, screen, model, seats, fresh=fresh, watch=watch, monitors=of_seats, demonstrations=given
         )
 
 
