@@ -52,7 +52,6 @@ from sapo_worlds import MAX_TOKENS, tasks_of
 
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.network.memory_network import MemoryNetwork
-from swarmnode.node.catching_up import groups_to_borrow
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import load_config
 
@@ -334,7 +333,7 @@ async def lent(one: SwarmNode) -> None:
     library = None if one.exchange is None else one.exchange.library
     until = time.monotonic() + LENT_WITHIN_S
     while library is not None and time.monotonic() < until and not library.borrowed.done:
-        if library.waiting >= groups_to_borrow(one.catching_up, one.config):
+        if library.waiting >= one.catching_up.groups_to_borrow(one.config):
             return
         await asyncio.sleep(0.01)
 

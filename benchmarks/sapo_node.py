@@ -25,7 +25,7 @@ from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.node.building.assemble import exchange_settings
 from swarmnode.node.building.local_policy import LocalPolicy, load_policy
 from swarmnode.node.building.machine_memory import longest_sequence
-from swarmnode.node.catching_up import CatchingUp, after_round, groups_to_borrow, mix_of, round_of
+from swarmnode.node.catching_up import CatchingUp, library_round
 from swarmnode.node.learner import Overlap
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.settings.config import Config
@@ -183,7 +183,7 @@ class SwarmNode:
         wanted = groups_wanted(self.config)
         if self.exchange is None or wanted == 0:
             return ()
-        limit = groups_to_borrow(self.catching_up, self.config)
+        limit = self.catching_up.groups_to_borrow(self.config)
         borrowed = self.exchange.library.draw(limit) if self.exchange.library else ()
         found = await self.exchange.collect(wanted, self.learner.policy_version, DEADLINE_S)
         self.record.received_groups += len(found)
@@ -213,12 +213,12 @@ class SwarmNode:
             self._catch_up(groups, report, self.exchange.library)
 
     def _catch_up(self, groups: Sequence[RolloutGroup], report: TrainReport, library: Borrower) -> None:
-        """What NodeLoop does after a round."""
+        """What SwarmMember does after a round."""
         origins = self.learner.origins()
         library.settle(origins.keys())
-        seen = round_of(groups, library.drawn_of(origins), report, self.config)
-        self.catching_up = after_round(self.catching_up, seen)
-        self.learner.catch_up(mix_of(self.catching_up, self.config))
+        seen = library_round(groups, library.drawn_of(origins), report, self.config)
+        self.catching_up = self.catching_up.after_round(seen)
+        self.learner.catch_up(self.catching_up.mix(self.config))
 
     def evaluate(self) -> None:
         """Measure it on held-out examples."""

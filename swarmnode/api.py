@@ -28,7 +28,6 @@ from swarmnode.errors import (
     TaskError,
 )
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.node.building.policies import with_trained_model
 from swarmnode.node.building.run import Company, prepared, serve
 from swarmnode.node.building.task_processes import start_tasks
 from swarmnode.node.commands.offline import (
@@ -61,6 +60,7 @@ from swarmnode.tasks.kinds.script_objects import (
 from swarmnode.tasks.rows import user_prompt
 from swarmnode.tasks.specs import judged_elsewhere
 from swarmnode.tasks.task import Task
+from swarmnode.training.checkpoints.run_folders import with_trained_model
 from swarmnode.training.evaluation import collect
 from swarmnode.types import Example, ExampleKey
 

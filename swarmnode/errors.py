@@ -31,6 +31,7 @@ The CLI prints `message` and `hint` on one line each and exits with `exit_code`.
 
 import traceback
 from pathlib import Path
+from typing import cast
 
 INTERRUPTED = 130
 """Exit code of a command ended by Ctrl-C, as in shells (128 + SIGINT)."""
@@ -170,3 +171,15 @@ class Rejected(SwarmnodeError):
         equals it."""
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason, self.detail = reason, detail
+
+
+def plain_error(error: BaseException) -> BaseException:
+    """Returns the first error of a group that is meant for people, else its first error.
+
+    >>> plain_error(ExceptionGroup("two tasks", [ExceptionGroup("one", [ValueError("7")]), KeyError(8)]))
+    ValueError('7')
+    """
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    group = cast(BaseExceptionGroup[BaseException], error)
+    return plain_error((group.subgroup(SwarmnodeError) or group).exceptions[0])

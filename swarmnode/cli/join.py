@@ -20,7 +20,7 @@ from swarmnode.cli.settings import (
     invited,
     settings_here,
 )
-from swarmnode.node.building.policies import Ending
+from swarmnode.node.showing.ending import Ending
 from swarmnode.node.stop_signals import STOP_SIGNALS
 from swarmnode.registry import find
 from swarmnode.settings.config_layers import Settings

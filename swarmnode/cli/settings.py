@@ -11,8 +11,9 @@ from swarmnode.errors import ConfigError, NetworkError
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.network.admission import accept
 from swarmnode.network.finding.invitation import is_invitation, read_invitation
-from swarmnode.node.building.policies import config_of, with_trained_model
+from swarmnode.node.building.policies import config_of
 from swarmnode.settings.config_layers import Settings, load_settings
+from swarmnode.training.checkpoints.run_folders import with_trained_model
 
 Home = Annotated[
     Path | None, typer.Option("--home", help="Keep identity, checkpoints, logs and cache under this folder.")

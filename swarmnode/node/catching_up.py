@@ -1,6 +1,6 @@
 """Decides when and how a new node catches up with its peers. Pure, so one line tests each case.
 
-node.py, after every round: [after_round] -> CatchingUp -> [mix_of] -> Learner.catch_up -> the next round
+swarm_member.py, after every round: [CatchingUp.after_round] -> [CatchingUp.mix] -> Learner.catch_up
 
 A node that is new, or returns after a long time, finds in other nodes' libraries what it would take hundreds
 of rounds to find by itself (exchange/library/). This helps as fast as it is replayed: optimizer steps on it
@@ -129,8 +129,47 @@ class CatchingUp:
         """Usual rounds in which our own sampling would have found as many answers. None: it found none."""
         return self.answers / self.finds if self.finds else None
 
+    def after_round(self, seen: LibraryRound) -> "CatchingUp":
+        """Returns the state of catching up after one more round.
 
-def round_of(own: Sequence[RolloutGroup], answers: int, report: TrainReport, config: Config) -> LibraryRound:
+        >>> CatchingUp().after_round(LibraryRound(answers=40, known=9, reward=0.1, finds=2.0)).phase
+        'on'
+        """
+        now = replace(self, answers=max(self.answers, seen.answers), few_teach=seen.few_teach)
+        match self.phase:
+            case "before" if seen.known >= KNOWN_SHARE * SharingRule().book_size:
+                return replace(now, phase="over")
+            case "before" if now.answers >= LEAST_ANSWERS:
+                return replace(now, phase="on", finds=seen.finds)
+            case "on":
+                rewards = now.rewards if seen.reward is None else (*now.rewards, seen.reward)
+                now = replace(now, rewards=rewards, rounds=now.rounds + 1)
+                return now if now.rounds < MOST_ROUNDS and rises(rewards) else replace(now, phase="over")
+            case _:
+                return now
+
+    def mix(self, config: Config) -> RoundMix | None:
+        """Returns the mix of the next round. None: as the settings say."""
+        if self.phase != "on":
+            return None
+        groups = max(1, config.rollout.groups // OWN_SHARE)
+        rate = RATE / (1 + self.rounds / RATE_HALVED_AFTER)
+        return RoundMix(groups, STEPS * STEP_ANSWERS, STEP_ANSWERS, rate)
+
+    def groups_to_borrow(self, config: Config) -> int:
+        """Returns the number of groups that a round takes from libraries."""
+        if self.phase == "before":
+            return BORROWED_AT_ONCE * groups_wanted(config)
+        if self.phase == "on" and self.few_teach and self.rounds < DOUBTED_FOR:
+            return BORROWED_IN_DOUBT * groups_wanted(config)
+        if self.phase == "on" and self.rounds % BORROWED_EVERY:
+            return 0
+        return BORROWED_BESIDE * groups_wanted(config)
+
+
+def library_round(
+    own: Sequence[RolloutGroup], answers: int, report: TrainReport, config: Config
+) -> LibraryRound:
     """Returns the evidence of a round from its own groups and its report. `answers`: those in the book that
     come from libraries."""
     pass_rate = mean_or_none(report.pass_rates.values()) or 0.0
@@ -143,26 +182,6 @@ def round_of(own: Sequence[RolloutGroup], answers: int, report: TrainReport, con
     )
 
 
-def after_round(before: CatchingUp, seen: LibraryRound) -> CatchingUp:
-    """Returns the state of catching up after one more round.
-
-    >>> after_round(CatchingUp(), LibraryRound(answers=40, known=9, reward=0.1, finds=2.0)).phase
-    'on'
-    """
-    now = replace(before, answers=max(before.answers, seen.answers), few_teach=seen.few_teach)
-    match before.phase:
-        case "before" if seen.known >= KNOWN_SHARE * SharingRule().book_size:
-            return replace(now, phase="over")
-        case "before" if now.answers >= LEAST_ANSWERS:
-            return replace(now, phase="on", finds=seen.finds)
-        case "on":
-            rewards = now.rewards if seen.reward is None else (*now.rewards, seen.reward)
-            now = replace(now, rewards=rewards, rounds=now.rounds + 1)
-            return now if now.rounds < MOST_ROUNDS and rises(rewards) else replace(now, phase="over")
-        case _:
-            return now
-
-
 def rises(rewards: tuple[float, ...]) -> bool:
     """Returns True while the best average over WINDOW rounds lies within the last PATIENCE rounds.
 
@@ -173,27 +192,7 @@ def rises(rewards: tuple[float, ...]) -> bool:
     return not means or len(means) - 1 - means.index(max(means)) < PATIENCE
 
 
-def mix_of(state: CatchingUp, config: Config) -> RoundMix | None:
-    """Returns the mix of the next round. None: as the settings say."""
-    if state.phase != "on":
-        return None
-    groups = max(1, config.rollout.groups // OWN_SHARE)
-    rate = RATE / (1 + state.rounds / RATE_HALVED_AFTER)
-    return RoundMix(groups, STEPS * STEP_ANSWERS, STEP_ANSWERS, rate)
-
-
-def groups_to_borrow(state: CatchingUp, config: Config) -> int:
-    """Returns the number of groups that a round takes from libraries."""
-    if state.phase == "before":
-        return BORROWED_AT_ONCE * groups_wanted(config)
-    if state.phase == "on" and state.few_teach and state.rounds < DOUBTED_FOR:
-        return BORROWED_IN_DOUBT * groups_wanted(config)
-    if state.phase == "on" and state.rounds % BORROWED_EVERY:
-        return 0
-    return BORROWED_BESIDE * groups_wanted(config)
-
-
-def told(before: CatchingUp, now: CatchingUp, lenders: int, authors: int) -> str:
+def phase_change(before: CatchingUp, now: CatchingUp, lenders: int, authors: int) -> str:
     """Returns the log line for a change of phase, or "" if there is none."""
     if before.phase == now.phase or (before.phase, now.phase) == ("before", "over"):
         return ""
@@ -206,12 +205,7 @@ def told(before: CatchingUp, now: CatchingUp, lenders: int, authors: int) -> str
         )
     first, last = fmean(now.rewards[:WINDOW]), fmean(now.rewards[-WINDOW:])
     rewards = f"reward was {first:.2f}, is now {last:.2f}"
-    return f"caught up in {now.rounds} rounds: {rewards}; {worth(now)} ({source})"
-
-
-def worth(now: CatchingUp) -> str:
-    """Returns how many rounds the answers from libraries saved, in words."""
-    rounds = now.rounds_worth
-    if rounds is None:
-        return "we had found none of it ourselves"
-    return f"our own sampling would have needed {rounds:.0f} rounds to find as much"
+    saved = "we had found none of it ourselves"
+    if now.rounds_worth is not None:
+        saved = f"our own sampling would have needed {now.rounds_worth:.0f} rounds to find as much"
+    return f"caught up in {now.rounds} rounds: {rewards}; {saved} ({source})"

@@ -1,18 +1,22 @@
 """Reports when a task teaches nothing: no answer is ever right, or all answers get the same reward.
 
-groups of each round -> [after] -> [advice] -> node.py -> log, panel, Summary
-requests for help, groups of others -> [after_help] -> [story] -> log
+node.py, groups of each round -> [Droughts.advise] -> log, panel, Summary
+swarm_member.py, requests for help, groups of others -> [Droughts.add_help] -> log
 
 A group with equal rewards has no gradient (rollout_learner.py). If it gets only such groups for many rounds,
 a node runs but learns nothing. Unless it says so, that looks like a defect of the node.
 """
 
+import logging
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from math import inf
 
+from swarmnode.training.records import TrainReport
 from swarmnode.types import MIN_REWARD_SPREAD, RolloutGroup
+
+logger = logging.getLogger(__name__)
 
 ROUNDS = 20
 """Rounds without a gradient before the node reports it."""
@@ -27,16 +31,16 @@ WHAT_HELPS = (
 """Advice for when no answer is right."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Drought:
     """The consecutive rounds in which one task gave no gradient, and their rewards."""
 
-    rounds: int
-    answers: int
+    rounds: int = 0
+    answers: int = 0
     """Number of answers with a reward."""
-    lowest: float
-    highest: float
-    """The highest of these rewards. Without any it is minus infinity, and `lowest` is infinity."""
+    lowest: float = inf
+    """The lowest of these rewards."""
+    highest: float = -inf
     asked: int = 0
     """Number of these rounds that asked the swarm for help."""
     given: int = 0
@@ -45,104 +49,92 @@ class Drought:
     """True if all answers to each example were the same text."""
 
 
-def after(droughts: Mapping[str, Drought], groups: Sequence[RolloutGroup]) -> dict[str, Drought]:
-    """Returns the droughts by task after one more round. A task without a group in it stays as it was.
+class Droughts:
+    """The droughts of a run, by task. The log says once of each task that there is advice, when we first ask
+    for help, when help first arrives, and when it has led to our own first right answer."""
 
-    >>> after({"rev": Drought(3, 96, 0.0, 0.0)}, [])
-    {'rev': Drought(rounds=3, answers=96, lowest=0.0, highest=0.0, asked=0, given=0, alike=True)}
-    """
-    found = dict(droughts)
-    for task in {group.example.key.task for group in groups}:
-        of_task = [group for group in groups if group.example.key.task == task]
-        rewards = [reward for group in of_task for reward in group.rewards if reward is not None]
-        if any(group.has_gradient for group in of_task):
-            found.pop(task, None)
-        else:
-            before = droughts.get(task, Drought(0, 0, inf, -inf))
-            found[task] = replace(
-                before,
-                rounds=before.rounds + 1,
-                answers=before.answers + len(rewards),
-                lowest=min([before.lowest, *rewards]),
-                highest=max([before.highest, *rewards]),
-                alike=before.alike and all(map(_has_one_answer, of_task)),
-            )
-    return found
+    def __init__(self) -> None:
+        self.by_task: dict[str, Drought] = {}
+        self._advised: set[str] = set()
+
+    def never_right(self) -> set[str]:
+        """Returns the tasks without a right answer for ASK_AFTER rounds, with which to ask for help."""
+        return {
+            task
+            for task, drought in self.by_task.items()
+            if drought.rounds >= ASK_AFTER and drought.answers and drought.highest <= 0
+        }
+
+    def add_help(self, asked: Collection[str], others: Sequence[RolloutGroup]) -> None:
+        """Take in the tasks that we `asked` for help with in a round, and the groups of others in it."""
+        right = Counter(
+            group.example.key.task for group in others for reward in group.rewards if reward and reward > 0
+        )
+        for task, drought in self.by_task.items():
+            if drought.asked and not drought.given and right[task]:
+                logger.info(
+                    "help came for %s: %d right answers from others, used as their authors are admitted"
+                    " (asked for in %d rounds)",
+                    *(task, right[task], drought.asked + (task in asked)),
+                )
+            if task in asked and not drought.asked:
+                logger.info(
+                    "asked the swarm for help with %s: no answer was right in %d rounds (%s answers)",
+                    *(task, drought.rounds, f"{drought.answers:,}"),
+                )
+            drought.given += right[task] if drought.asked else 0
+            drought.asked += task in asked
+
+    def advise(self, groups: Sequence[RolloutGroup], report: TrainReport) -> str:
+        """Take in a round's own groups, and return advice for as long as there is nothing to learn from."""
+        self.add_round(groups)
+        now = self.advice_by_task()
+        if report.own_groups and not report.optimizer_steps:
+            now["the gradient"] = "the gradient is not finite, so nothing is learnt: check training.loss"
+        # Logged once per task, since a task that is almost mastered comes and goes. The panel shows it
+        # throughout.
+        for task in now.keys() - self._advised:
+            logger.warning("%s", now[task])
+        self._advised |= now.keys()
+        return "; ".join(now.values())
+
+    def add_round(self, groups: Sequence[RolloutGroup]) -> None:
+        """Take in a round's own groups. A task without a group in it stays as it was."""
+        for task in {group.example.key.task for group in groups}:
+            of_task = [group for group in groups if group.example.key.task == task]
+            drought = self.by_task.setdefault(task, Drought())
+            if any(group.has_gradient for group in of_task):
+                del self.by_task[task]
+                if drought.given:
+                    logger.info(
+                        "help with %s worked: our first right answers, after %d rounds without one and %d"
+                        " right answers from others",
+                        *(task, drought.rounds, drought.given),
+                    )
+                continue
+            rewards = [reward for group in of_task for reward in group.rewards if reward is not None]
+            drought.rounds += 1
+            drought.answers += len(rewards)
+            drought.lowest = min([drought.lowest, *rewards])
+            drought.highest = max([drought.highest, *rewards])
+            drought.alike &= all(map(_has_one_answer, of_task))
+
+    def advice_by_task(self) -> dict[str, str]:
+        """Returns advice to people, by task, on droughts that have lasted for ROUNDS. Without any reward,
+        which cannot be bad luck, ASK_AFTER rounds are enough."""
+        return {
+            task: advice_on(task, drought)
+            for task, drought in self.by_task.items()
+            if drought.rounds >= (ROUNDS if drought.answers else ASK_AFTER)
+        }
 
 
 def _has_one_answer(group: RolloutGroup) -> bool:
     return len({one.token_ids for one in group.completions}) == 1 < len(group.completions)
 
 
-def after_help(
-    droughts: Mapping[str, Drought], asked: Collection[str], others: Sequence[RolloutGroup]
-) -> dict[str, Drought]:
-    """Returns the droughts after we `asked` for help with some tasks and groups of others arrived.
-
-    >>> after_help({"rev": Drought(3, 96, 0.0, 0.0)}, {"rev"}, [])["rev"].asked
-    1
-    """
-    right = Counter(
-        group.example.key.task for group in others for reward in group.rewards if reward and reward > 0
-    )
-    return {
-        task: replace(
-            drought,
-            asked=drought.asked + (task in asked),
-            given=drought.given + (right[task] if drought.asked else 0),
-        )
-        for task, drought in droughts.items()
-    }
-
-
-def story(before: Mapping[str, Drought], now: Mapping[str, Drought]) -> list[str]:
-    """Returns what the log says about help: when we first ask for it, when it first arrives, and when it has
-    led to our own first right answer."""
-    lines = list[str]()
-    for task, known in before.items():
-        drought = now.get(task)
-        if drought is None and known.given:
-            lines.append(
-                f"help with {task} worked: our first right answers, after {known.rounds} rounds without"
-                f" one and {known.given} right answers from others"
-            )
-        elif drought is not None and drought.asked > known.asked == 0:
-            lines.append(
-                f"asked the swarm for help with {task}: no answer was right in {known.rounds} rounds"
-                f" ({known.answers:,} answers)"
-            )
-        elif drought is not None and drought.given > known.given == 0:
-            lines.append(
-                f"help came for {task}: {drought.given} right answers from others, used as their"
-                f" authors are admitted (asked for in {drought.asked} rounds)"
-            )
-    return lines
-
-
-def never_right(droughts: Mapping[str, Drought]) -> set[str]:
-    """Returns the tasks without a right answer for ASK_AFTER rounds, with which to ask for help.
-
-    >>> never_right({"rev": Drought(3, 96, 0.0, 0.0), "gcd": Drought(1, 32, 0.0, 0.0)})
-    {'rev'}
-    """
-    return {
-        task
-        for task, drought in droughts.items()
-        if drought.rounds >= ASK_AFTER and drought.answers and drought.highest <= 0
-    }
-
-
-def advice(droughts: Mapping[str, Drought]) -> dict[str, str]:
-    """Returns advice to people, by task, on droughts that have lasted for ROUNDS. Without any reward, which
-    cannot be bad luck, ASK_AFTER rounds are enough."""
-    return {
-        task: _said(task, drought)
-        for task, drought in droughts.items()
-        if drought.rounds >= (ROUNDS if drought.answers else ASK_AFTER)
-    }
-
-
-def _said(task: str, drought: Drought) -> str:
+def advice_on(task: str, drought: Drought) -> str:
+    """Returns advice to people on a drought that has lasted."""
     if not drought.answers:
         return (
             f"no answer to {task} had a reward in {drought.rounds} rounds, so there is nothing to learn from"

@@ -28,6 +28,7 @@ class View:
     peers: int
     """Connected peers, without those of this process."""
     peers_wanted: int
+    """Peers to wait for before round 1."""
     waited_s: float
     paused: bool = False
     rest_left_s: float = 0.0
@@ -102,7 +103,8 @@ def _stop(view: View) -> Action | None:
 
 def _wait_for_peers(view: View) -> Action | None:
     missing = view.peers_wanted - view.peers
-    return WaitForPeers(missing) if missing > 0 and view.waited_s < LONGEST_WAIT_S else None
+    waits = view.round == 0 and missing > 0 and view.waited_s < LONGEST_WAIT_S
+    return WaitForPeers(missing) if waits else None
 
 
 def _evaluate(view: View) -> Action | None:

@@ -3,11 +3,12 @@
     draw -> generate -> score -> publish  }
                 collect others' groups    }  -> own + J external, by the rule -> train -> new policy version
 
-cli join -> run.py -> [NodeLoop.run] -> _round, again and again -> learner.py: generate, train (trainer.py)
+cli join -> run.py -> [NodeLoop.run] -> _run_round, again and again -> learner.py: generate, train
+                                                                   -> swarm_member.py: publish, collect
 
-`NodeLoop.run` is everything that a node does, and `NodeLoop._round` is one turn of it. lifecycle.py decides
-what comes next. The loop runs on asyncio and never blocks: worker threads do all computing (workers.py), and
-every wait for another node has a deadline.
+`NodeLoop.run` is everything that a node does, and `NodeLoop._run_round` is one turn of it. lifecycle.py
+decides what comes next. The loop runs on asyncio and never blocks: worker threads do all computing
+(workers.py), and every wait for another node has a deadline.
 
 With `overlap`, a second thread generates the next round while this one is trained on. It samples from the
 policy as it was before training; the new policy is taken over when both are done. So the engine has one user
@@ -18,23 +19,12 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
 from typing import Self
 
-import msgspec
-
 from swarmnode.errors import ConfigError, SwarmnodeError
-from swarmnode.exchange.bodies.selection import longest_wait_s
-from swarmnode.exchange.exchange import Exchange
-from swarmnode.exchange.library.borrower import Borrower
-from swarmnode.exchange.library.signed_group import Origin
-from swarmnode.network.finding.discovery import Discovery
-from swarmnode.network.host import Host
-from swarmnode.node.catching_up import CatchingUp, after_round, groups_to_borrow, mix_of, round_of
-from swarmnode.node.catching_up import told as told_of_catching_up
-from swarmnode.node.drought import Drought, advice, after, after_help, never_right, story
+from swarmnode.node.drought import Droughts
 from swarmnode.node.learner import Learner, RoundRollouts
 from swarmnode.node.lifecycle import (
     Evaluate,
@@ -50,7 +40,7 @@ from swarmnode.node.lifecycle import (
 )
 from swarmnode.node.run_control import RunControl
 from swarmnode.node.showing.board import StatusBoard, Watcher
-from swarmnode.node.showing.figures import shown
+from swarmnode.node.showing.figures import figure
 from swarmnode.node.showing.kept_rollouts import KeepRollouts
 from swarmnode.node.showing.node_status import (
     NodeStatus,
@@ -59,31 +49,17 @@ from swarmnode.node.showing.node_status import (
     WeekContribution,
     summary_of,
 )
+from swarmnode.node.swarm_member import Alone, NetworkParts, SwarmMember
 from swarmnode.node.workers import Saving, Workers, supervise
 from swarmnode.settings.config import Config
 from swarmnode.training.records import Counters, Evaluation, TrainReport, tally
-from swarmnode.training.rules.rules import groups_wanted, own_to_learn_from
-from swarmnode.training.rules.task_marks import needs_of
+from swarmnode.training.rules.rules import own_to_learn_from
 from swarmnode.types import RolloutGroup
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.5
 """Pause before the panel is redrawn and the peers are counted again."""
-
-COLLECT_DEADLINE_S = 5.0
-"""Longest wait for other nodes' groups in a round, however long our own work took (longest_wait_s). Our own
-groups replace any that have not arrived by then."""
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkParts:
-    """The parts of a node that exchanges rollouts, besides its learner."""
-
-    host: Host
-    exchange: Exchange
-    discovery: Discovery | None
-    """None: the caller starts the host and keeps it attached."""
 
 
 class NodeLoop:
@@ -107,8 +83,8 @@ class NodeLoop:
         overlap: bool = False,
         policy: int = 0,
         neighbours: Collection[str] = (),
-        pipeline: Callable[[], PipelineStatus] | None = None,
-        contribution: Callable[[NodeStatus], WeekContribution] | None = None,
+        pipeline: Callable[[], PipelineStatus] = PipelineStatus,
+        contribution: Callable[[NodeStatus], WeekContribution] = lambda _: WeekContribution(),
         keep_rollouts: KeepRollouts | None = None,
     ) -> None:
         """`run`: the name of the run. `policy`: the number of this policy in the process. `neighbours`: the
@@ -119,7 +95,6 @@ class NodeLoop:
         self._learner = learner
         self._watcher = watcher
         self._seed = seed
-        self._network = network
         self._overlap = overlap
         self._pipeline = pipeline
         self._contribution = contribution
@@ -131,14 +106,9 @@ class NodeLoop:
         self._counters = Counters()
         self._unmeasured: set[str] = set()
         """Tasks that the log has already reported as having nothing held out."""
-        self._catching_up = CatchingUp()
-        self._origins: Mapping[Origin, int] = {}
-        """Groups that the book holds answers of, and how many of each, as of the previous round."""
-        self._droughts: dict[str, Drought] = {}
-        self._advised: set[str] = set()
-        """Tasks that the log has already reported as having nothing to learn from."""
+        self._droughts = Droughts()
         self._begun_at = 0
-        self._started = self._collected_at = self._rests_until = time.monotonic()
+        self._started = self._rests_until = time.monotonic()
         self._stack = AsyncExitStack()
         self._workers = Workers()
         self._board = StatusBoard(
@@ -153,12 +123,15 @@ class NodeLoop:
             neighbours=neighbours,
         )
         self._saving = Saving(learner, self._workers, self._board)
+        self._swarm = Alone()
+        if network is not None:
+            self._swarm = SwarmMember(config, network, learner, self._workers, self._board, self._droughts)
 
     @property
     def status(self) -> NodeStatus:
         return self._board.status
 
-    def serves(self, page: str) -> None:
+    def show_page(self, page: str) -> None:
         """Show the address of the status page."""
         self._board.show(page=page)
 
@@ -170,12 +143,8 @@ class NodeLoop:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._end_workers)
             await self._resume()
-            if self._network is not None:
-                if self._network.discovery is not None:
-                    await stack.enter_async_context(self._network.host)
-                await stack.enter_async_context(self._network.exchange)
-            self._origins = await self._settle_library()
-            await self._look()
+            await self._swarm.join(stack)
+            await self._refresh_status()
             self._stack = stack.pop_all()
         return self
 
@@ -190,7 +159,7 @@ class NodeLoop:
     async def run(self) -> Summary:
         """Run the loop: do what `next_action` says until it says Stop."""
         config = self._config
-        async with self._services(), self._what_was_learnt_is_kept():
+        async with self._services(), self._saving_before_errors():
             while True:
                 match next_action(self._view()):
                     case WaitForPeers(missing):
@@ -199,7 +168,7 @@ class NodeLoop:
                     case Evaluate():
                         await self._evaluate()
                     case SaveCheckpoint():
-                        await self._save()
+                        await self._saving.save(self._counters)
                     case Rest(seconds):
                         self._board.enter("resting", f"limits.power is {config.limits.power:.0%}")
                         await asyncio.sleep(min(TICK_S, seconds))
@@ -209,7 +178,7 @@ class NodeLoop:
                         self._board.enter("paused", self.control.until)
                         await asyncio.sleep(TICK_S)
                     case RunRound(number):
-                        await self._round(number)
+                        await self._run_round(number)
                     case Stop(reason):
                         break
             if 0 < self._begun_at == self._counters.round and not self.control.ending:
@@ -228,27 +197,25 @@ class NodeLoop:
         """Runs the services beside the loop: screen, search for peers, writing of checkpoints."""
         async with asyncio.TaskGroup() as tasks:
             self._saving.report_in(tasks)
-            owned = [tasks.create_task(supervise("screen and peers", self._keep_looking))]
-            if self._network is not None and self._network.discovery is not None:
-                owned.append(tasks.create_task(supervise("discovery", self._network.discovery.run)))
+            services = {"screen and peers": self._keep_status_fresh, "discovery": self._swarm.find_peers}
+            owned = [tasks.create_task(supervise(name, service)) for name, service in services.items()]
             yield
             for task in owned:
                 task.cancel()
 
     @asynccontextmanager
-    async def _what_was_learnt_is_kept(self) -> AsyncGenerator[None, None]:
+    async def _saving_before_errors(self) -> AsyncGenerator[None, None]:
         """Saves a checkpoint of the finished rounds before an error ends the run."""
         try:
             yield
         except SwarmnodeError:
             if self._counters.round not in (0, self._saving.tried_round):
-                await self._save()
-            await self._saving.settled()
+                await self._saving.save(self._counters)
+            await self._saving.wait()
             raise
 
     def _view(self) -> View:
         config = self._config
-        waits = self._network is not None and self._counters.round == 0
         return View(
             round=self._counters.round,
             begun_at=self._begun_at,
@@ -260,7 +227,7 @@ class NodeLoop:
             eval_every=config.node.eval_every,
             checkpoint_every=config.node.checkpoint_every,
             peers=self._board.peers_outside,
-            peers_wanted=config.network.wait_for_peers if waits else 0,
+            peers_wanted=config.network.wait_for_peers if config.exchange.enabled else 0,
             waited_s=time.monotonic() - self._started,
             paused=self.control.paused,
             rest_left_s=self._rests_until - time.monotonic(),
@@ -268,24 +235,20 @@ class NodeLoop:
 
     # ---- one round ----
 
-    async def _round(self, number: int) -> None:
+    async def _run_round(self, number: int) -> None:
         """Generate, publish, collect groups of others, train."""
         started = time.perf_counter()
         rollouts = await self._rollouts(number)
         if not rollouts.complete:
             return
-        if self._network is not None:
-            await self._network.exchange.publish(rollouts.groups)
-        external = (*await self._collect(), *self._borrow())
-        own = own_to_learn_from(rollouts.groups, len(external), self._config, self._rng(number))
-        await self._help(rollouts.groups, external)
+        external = await self._swarm.trade(rollouts.groups)
+        rng = random.Random(f"{self._seed}:{number}:own")
+        own = own_to_learn_from(rollouts.groups, len(external), self._config, rng)
         report = await self._train(number, own, external)
         if report is not None:
             seconds = time.perf_counter() - started
-            before, self._origins = self._origins, await self._settle_library()
-            await self._catch_up(rollouts, report)
-            self._thank(before, external)
-            self._learnt(number, rollouts, external, report, seconds)
+            await self._swarm.settle_round(rollouts.groups, external, report)
+            self._finish_round(number, rollouts, external, report, seconds)
             self._rests_until = time.monotonic() + rest_after(seconds, self._config.limits.power)
 
     async def _rollouts(self, number: int) -> RoundRollouts:
@@ -295,7 +258,7 @@ class NodeLoop:
         if ahead is not None:
             return ahead
         settings = self._config.rollout
-        mix = mix_of(self._catching_up, self._config)
+        mix = self._swarm.catching_up.mix(self._config)
         groups, why = (settings.groups, "") if mix is None else (mix.groups, ", catching up")
         self._board.enter("generating", f"{groups} groups of {settings.group_size}{why}")
         await self._workers.learn(self._learner.use_newest_policy)
@@ -322,7 +285,7 @@ class NodeLoop:
             raise report
         return report
 
-    def _learnt(
+    def _finish_round(
         self,
         number: int,
         rollouts: RoundRollouts,
@@ -330,118 +293,7 @@ class NodeLoop:
         report: TrainReport,
         seconds: float,
     ) -> None:
-        """Finish a round: count it, show it, and adjust the exchange to its result."""
-        without_gradient = sum(not group.has_gradient for group in rollouts.groups)
-        report = msgspec.structs.replace(report, zero_advantage_own=without_gradient)
-        self._prefer_what_we_fail_on(report)
-        self._advise(rollouts, report)
-        self._count(number, rollouts, external, seconds)
-        self._board.trained(rollouts, external, report, seconds)
-        self._refresh_sharing()
-        if self._keep_rollouts is not None:
-            self._keep_rollouts(number, rollouts.groups, external)
-        self._watcher.see("round", self.status)
-
-    def _rng(self, number: int) -> random.Random:
-        return random.Random(f"{self._seed}:{number}:own")
-
-    async def _collect(self) -> Sequence[RolloutGroup]:
-        """Returns groups of others. Most were scored during generation; this waits for the rest."""
-        wanted = groups_wanted(self._config)
-        if self._network is None or wanted == 0:
-            return ()
-        self._board.enter("collecting", "groups of others")
-        version = self._learner.policy_version
-        deadline_s = longest_wait_s(time.monotonic() - self._collected_at, COLLECT_DEADLINE_S)
-        groups = await self._network.exchange.collect(wanted, version, deadline_s)
-        self._collected_at = time.monotonic()
-        return groups
-
-    @property
-    def _library(self) -> Borrower | None:
-        return None if self._network is None else self._network.exchange.library
-
-    def _borrow(self) -> Sequence[RolloutGroup]:
-        """Returns groups from libraries of others that have been judged meanwhile, without waiting."""
-        library = self._library
-        return () if library is None else library.draw(groups_to_borrow(self._catching_up, self._config))
-
-    async def _settle_library(self) -> Mapping[Origin, int]:
-        """Tell the library what the book holds. Nothing is borrowed before it knows."""
-        if (library := self._library) is None:
-            return {}
-        origins = await self._workers.learn(self._learner.origins)
-        library.settle(origins.keys())
-        return origins
-
-    async def _catch_up(self, rollouts: RoundRollouts, report: TrainReport) -> None:
-        """Decide whether the mix of the rounds changes from now on."""
-        if (library := self._library) is None:
-            return
-        before = self._catching_up
-        answers = library.drawn_of(self._origins)
-        now = after_round(before, round_of(rollouts.groups, answers, report, self._config))
-        self._catching_up = now
-        found = library.borrowed
-        if story := told_of_catching_up(before, now, found.lenders, found.authors):
-            logger.info("%s", story)
-        mix = mix_of(now, self._config)
-        if mix != mix_of(before, self._config):
-            await self._workers.learn(self._learner.catch_up, mix)
-        self._board.borrowed(library, now)
-
-    def _thank(self, before: Mapping[Origin, int], external: Sequence[RolloutGroup]) -> None:
-        """Note the authors of groups that we learnt from: with a library, those whose answers entered the
-        book, otherwise all of the round's."""
-        receipts = None if self._network is None else self._network.exchange.receipts
-        if receipts is None:
-            return
-        taught = [(group.author, group.example.key, len(group.completions)) for group in external]
-        if self._library is not None:
-            new = self._origins.keys() - before.keys()
-            taught = [(*origin, self._origins[origin]) for origin in new]
-        receipts.learnt(taught)
-
-    def _prefer_what_we_fail_on(self, report: TrainReport) -> None:
-        if self._network is not None and report.pass_rates:
-            self._network.exchange.prefer(needs_of(report.pass_rates))
-            self._network.exchange.doubt(report.doubted)
-
-    def _advise(self, rollouts: RoundRollouts, report: TrainReport) -> None:
-        """Log once, and show as long as it lasts, that there is nothing to learn from."""
-        self._goes_on(after(self._droughts, rollouts.groups))
-        now = advice(self._droughts)
-        if report.own_groups and not report.optimizer_steps:
-            now["the gradient"] = "the gradient is not finite, so nothing is learnt: check training.loss"
-        # Logged once per task, since a task that is almost mastered comes and goes. The panel shows it
-        # throughout.
-        for task in now.keys() - self._advised:
-            logger.warning("%s", now[task])
-        self._advised |= now.keys()
-        self._board.show(advice="; ".join(now.values()))
-
-    def _goes_on(self, droughts: dict[str, Drought]) -> None:
-        for line in story(self._droughts, droughts):
-            logger.info("%s", line)
-        self._droughts = droughts
-
-    async def _help(self, groups: Sequence[RolloutGroup], others: Sequence[RolloutGroup]) -> None:
-        """Ask for help where no answer was ever right, and let the next round try what others asked for."""
-        if self._network is None or self._config.pipeline.name:
-            return
-        exchange, share = self._network.exchange, self._config.exchange.help
-        stuck = never_right(self._droughts) if share and groups_wanted(self._config) else set[str]()
-        asked = await exchange.ask_for_help([group for group in groups if group.example.key.task in stuck])
-        self._goes_on(after_help(self._droughts, asked, others))
-        if self._library is not None and any(not self._droughts[task].given for task in stuck):
-            self._library.wants_more()
-        wanted = exchange.asked_of_us(max(1, round(share * self._config.rollout.groups))) if share else []
-        if wanted:
-            await self._workers.learn(self._learner.answer_too, wanted)
-
-    def _count(
-        self, number: int, rollouts: RoundRollouts, external: Sequence[RolloutGroup], seconds: float
-    ) -> None:
+        """Count a round and show it."""
         counters = self._counters
         counters.round = number
         counters.tokens += rollouts.tokens
@@ -449,7 +301,12 @@ class NodeLoop:
         # Our own library may return groups of our own.
         authors = [group.author for group in external if group.author != self.status.peer_id]
         counters.external_groups_trained = tally(counters.external_groups_trained, authors)
-        self._board.counted(counters, self._learner.policy_version)
+        self._board.show_counters(counters, self._learner.policy_version)
+        self._board.show(advice=self._droughts.advise(rollouts.groups, report))
+        self._board.show_round(rollouts, external, report, seconds)
+        if self._keep_rollouts is not None:
+            self._keep_rollouts(number, rollouts.groups, external)
+        self._watcher.see("round", self.status)
 
     # ---- evaluation, checkpoints ----
 
@@ -463,12 +320,12 @@ class NodeLoop:
         counters.reward_last = result.mean
         if counters.reward_first is None:
             counters.reward_first = result.mean
-        logger.info("held-out reward at round %d: %s", counters.round, shown(result.mean))
-        self._say_what_is_not_measured(result)
-        self._board.evaluated(counters, result.per_task)
+        logger.info("held-out reward at round %d: %s", counters.round, figure(result.mean))
+        self._warn_of_unmeasured(result)
+        self._board.show_evaluation(counters, result.per_task)
         self._watcher.see("evaluation", self.status)
 
-    def _say_what_is_not_measured(self, result: Evaluation) -> None:
+    def _warn_of_unmeasured(self, result: Evaluation) -> None:
         """Log once for each task that has nothing held out: its held-out reward stays unknown."""
         unmeasured = {name for name in result.per_task if not result.asked.get(name, 1)} - self._unmeasured
         if unmeasured:
@@ -479,15 +336,12 @@ class NodeLoop:
                 ", ".join(sorted(unmeasured)),
             )
 
-    async def _save(self) -> None:
-        await self._saving.save(self._counters)
-
     async def _finish_saving(self) -> None:
         """Wait for the disk. If it could not take the last checkpoint, try once more."""
-        await self._saving.settled()
+        await self._saving.wait()
         if self._board.status.checkpoint.error:
-            await self._save()
-            await self._saving.settled()
+            await self._saving.save(self._counters)
+            await self._saving.wait()
 
     async def _resume(self) -> None:
         resumed = await self._workers.learn(self._learner.resume)
@@ -497,14 +351,12 @@ class NodeLoop:
         round = self._begun_at = resumed.counters.round
         name = f", run {self.status.run}" if self.status.run else ""
         logger.info("resumed after round %d, policy version %d%s", round, self._learner.policy_version, name)
-        self._go_on_with(resumed.changed, resumed.other_tasks)
-        if self._network is not None:
-            self._network.exchange.resume(self._learner.policy_version)
-        self._saving.resumed(resumed.counters)
-        self._board.counted(resumed.counters, self._learner.policy_version)
-        self._board.evaluated(resumed.counters, {})
+        self._check_changes(resumed.changed, resumed.other_tasks)
+        self._saving.note_resumed(resumed.counters)
+        self._board.show_counters(resumed.counters, self._learner.policy_version)
+        self._board.show_evaluation(resumed.counters, {})
 
-    def _go_on_with(self, changed: Sequence[str], other_tasks: str) -> None:
+    def _check_changes(self, changed: Sequence[str], other_tasks: str) -> None:
         """Log the settings that the run has not been trained with so far. Raises ConfigError if they or the
         tasks differ and no round is left to train with them: the present policy was not trained that way."""
         limit = self._config.node.rounds
@@ -522,23 +374,13 @@ class NodeLoop:
             " --rounds (rounds=) to continue with these settings",
         )
 
-    async def _keep_looking(self) -> None:
+    async def _keep_status_fresh(self) -> None:
         """Keep the screen and the number of peers up to date."""
         while True:
-            await self._look()
+            await self._refresh_status()
             self._watcher.see("tick", self.status)
             await asyncio.sleep(TICK_S)
 
-    async def _look(self) -> None:
-        if self._network is not None:
-            found = self._network.discovery
-            await self._board.look_at(self._network.host, None if found is None else found.reach)
-        if self._pipeline is not None:
-            self._board.show(pipeline=self._pipeline())
-        self._refresh_sharing()
-        if self._contribution is not None:
-            self._board.show(week=self._contribution(self.status))
-
-    def _refresh_sharing(self) -> None:
-        stats = self._network.exchange.stats() if self._network is not None else None
-        self._board.shared(stats, self._counters.external_groups_trained)
+    async def _refresh_status(self) -> None:
+        await self._swarm.show()
+        self._board.show(pipeline=self._pipeline(), week=self._contribution(self.status))

@@ -99,7 +99,7 @@ class PolicyLearner(RolloutLearner):
         self._demonstrating = Demonstrating(
             demonstrations or Demonstrations(), self._own_tasks, renderer, config.rollout.max_tokens
         )
-        self._told_of_no_book = False
+        self._warned_of_no_book = False
 
     @property
     def policy_version(self) -> int:
@@ -116,10 +116,8 @@ class PolicyLearner(RolloutLearner):
         # The checkpoint may date from before such groups were refused.
         at_home = {name for name, task in self._tasks_of_others.items() if not may_be_exchanged(task)}
         self._rule.forget_strangers(at_home)
-        counters, run = (
-            checkpoint.state.counters,
-            TrainingRun(checkpoint.folder.parent, checkpoint.state, 0.0),
-        )
+        counters = checkpoint.state.counters
+        run = TrainingRun(checkpoint.folder.parent, checkpoint.state, 0.0)
         other_tasks = "" if run.is_of(self._versions()) else run.difference(self._versions())
         if other_tasks:
             counters = counters.of_other_tasks()
@@ -173,9 +171,9 @@ class PolicyLearner(RolloutLearner):
 
     def _demonstrate(self, own: Sequence[RolloutGroup]) -> None:
         """Give the rule the demonstrations of these examples."""
-        shown = self._demonstrating.after(own, self.policy_version)
-        if shown and not self._rule.demonstrate(shown) and not self._told_of_no_book:
-            self._told_of_no_book = True
+        judged = self._demonstrating.judge_new(own, self.policy_version)
+        if judged and not self._rule.demonstrate(judged) and not self._warned_of_no_book:
+            self._warned_of_no_book = True
             logger.warning(
                 "demonstrations are not used: exchange.rule=%s has no book", sharing_rule(self._config).name
             )

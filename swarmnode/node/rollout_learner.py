@@ -131,7 +131,7 @@ class RolloutLearner(Learner):
         return {}
 
     def rollouts(self, number: int) -> RoundRollouts:
-        with _clear_about_memory():
+        with _memory_errors_explained():
             try:
                 return self._generate(number)
             except JudgementLost:
@@ -170,15 +170,10 @@ class RolloutLearner(Learner):
             self._untrained[number].append(one)
             work = copy_context().run, self._score, one, self.engine.policy_version
             scoring.append(self._scorer.submit(*work))
-        groups = self._scores_of(scoring)
-        return [] if self._interrupted.is_set() else groups
-
-    def _scores_of(self, scoring: Sequence[Future[RolloutGroup]]) -> list[RolloutGroup]:
-        """Wait for the last scores of a round. An interrupted judge returns at once, without rewards."""
         since_s = time.perf_counter()
         groups = [future.result() for future in scoring]
         self._score_wait_s += time.perf_counter() - since_s
-        return groups
+        return [] if self._interrupted.is_set() else groups
 
     def rest(self) -> None:
         self._rollouts.park()
@@ -188,7 +183,7 @@ class RolloutLearner(Learner):
     def evaluate(self) -> Evaluation | None:
         self._rollouts.park()
         self.use_newest_policy()
-        with _clear_about_memory():
+        with _memory_errors_explained():
             try:
                 return evaluate(
                     self.engine,
@@ -243,7 +238,9 @@ class RolloutLearner(Learner):
         task = self._tasks[answered.example.key.task]
         if isinstance(task, JudgedEnvironment) and all(one.broken_off for one in answered.completions):
             task.broke_off()
-        return scored(answered, self._tasks, self._author, version)
+        example, completions = answered.example, answered.completions
+        scores = score_completions(task, example, completions)
+        return RolloutGroup(example, completions, scores, self._author, version)
 
     def _restore_rollouts(self, saved: bytes) -> None:
         if not saved:
@@ -290,13 +287,6 @@ class RolloutLearner(Learner):
         return msgspec.convert(found, Generation)
 
 
-def scored(answered: Answered, tasks: Mapping[str, Task], author: str, version: int) -> RolloutGroup:
-    """Returns the scored group that an author has of these answers. Raises TaskError."""
-    example = answered.example
-    scores = score_completions(tasks[example.key.task], example, answered.completions)
-    return RolloutGroup(example, answered.completions, scores, author, version)
-
-
 def more_groups(wanted: int, with_gradient: int, asked_so_far: int, factor: float) -> int:
     """Returns the number of groups to ask for now. 0: enough have a gradient, or the bound is reached.
 
@@ -337,7 +327,7 @@ def partial_settings(config: RolloutConfig, versions_ahead: int, *, alone: bool 
 
 
 @contextmanager
-def _clear_about_memory() -> Generator[None, None, None]:
+def _memory_errors_explained() -> Generator[None, None, None]:
     """Raises EngineError with advice if generation runs out of memory."""
     try:
         yield

@@ -119,32 +119,32 @@ class Saving:
         assert self._tasks is not None, "nobody would hear of an error"
         self._board.enter("saving", f"checkpoint of round {counters.round}")
         written = await self._workers.learn(self._learner.save, counters)
-        self._tried(counters)
-        self._outcome = self._tasks.create_task(self._tell(counters.round, written))
+        self._note_tried(counters)
+        self._outcome = self._tasks.create_task(self._report(counters.round, written))
 
-    async def settled(self) -> None:
+    async def wait(self) -> None:
         """Wait until the newest snapshot is on disk or has failed."""
         if self._outcome is not None and not self._outcome.done():
             self._board.enter("saving", f"writing round {self.tried_round} to disk")
             await asyncio.wait([self._outcome])
 
-    def resumed(self, counters: Counters) -> None:
-        self._tried(counters)
-        self._board.saved(counters.round)
+    def note_resumed(self, counters: Counters) -> None:
+        self._note_tried(counters)
+        self._board.show_checkpoint(counters.round)
 
-    def _tried(self, counters: Counters) -> None:
+    def _note_tried(self, counters: Counters) -> None:
         self.tried_round, self.tried_evaluation = counters.round, counters.evaluated_round
 
-    async def _tell(self, round: int, written: Future[str]) -> None:
+    async def _report(self, round: int, written: Future[str]) -> None:
         """Reports the outcome. Ends as cancelled, without a report, if a newer snapshot replaced this one."""
         try:
             # A cancelled task must not cancel the writing.
             await asyncio.shield(asyncio.wrap_future(written))
         except StorageError as error:
             logger.error("%s; the node continues", error)
-            self._board.not_saved(error.message)
+            self._board.show_failed_checkpoint(error.message)
         else:
-            self._board.saved(round)
+            self._board.show_checkpoint(round)
 
 
 class CheckpointWriter(Generic[Content]):

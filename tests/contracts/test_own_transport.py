@@ -13,8 +13,9 @@ from swarmnode.identity.key_file import load_or_create
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.network.host import Message
 from swarmnode.node.building.assemble import build_discovery, build_exchange, build_host
-from swarmnode.node.node import NetworkParts, NodeLoop
+from swarmnode.node.node import NodeLoop
 from swarmnode.node.showing.board import Watchers
+from swarmnode.node.swarm_member import NetworkParts
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import load_config

@@ -17,9 +17,10 @@ from swarmnode.network.finding.discovery import Discovery
 from swarmnode.network.finding.peer_book import PeerBook
 from swarmnode.network.memory_network import MemoryNetwork
 from swarmnode.node.learner import Overlap
-from swarmnode.node.node import NetworkParts, NodeLoop
+from swarmnode.node.node import NodeLoop
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.node.showing.board import Watchers
+from swarmnode.node.swarm_member import NetworkParts
 from swarmnode.registry import SEAMS
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.renderer import Renderer

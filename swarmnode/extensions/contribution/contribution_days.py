@@ -128,7 +128,7 @@ class ContributionDays:
             due = not 0 <= today - self._saved.told < WEEK
             self._saved.told = today if due else self._saved.told
         if due and week.hours:
-            logger.info("%s", week.told())
+            logger.info("%s", week.in_words())
 
     def _run(self) -> None:
         meter, looks, looked_at = self._make_meter(), 0, time.monotonic()

@@ -20,6 +20,7 @@ from swarmnode.errors import ConfigError, EngineError, ModelError, SwarmnodeErro
 from swarmnode.identity.memorable_name import memorable_name
 from swarmnode.machine.hardware import GIB, Card, Machine, find_card, free_disk_bytes, inspect_machine
 from swarmnode.machine.installing import how_to_install
+from swarmnode.machine.ports import check_status_port, choose_port
 from swarmnode.machine.storage import Paths
 from swarmnode.models import folder_of
 from swarmnode.network.admission import admission_to
@@ -28,7 +29,7 @@ from swarmnode.network.streams import transport_of
 from swarmnode.node.building.machine_memory import PlannedMemory, longest_sequence, plan_for
 from swarmnode.node.building.node_process import read_running
 from swarmnode.node.building.page_client import ask_status
-from swarmnode.node.building.policies import check_policies, check_status_port, choose_port, config_of
+from swarmnode.node.building.policies import check_policies, config_of
 from swarmnode.registry import find, names
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import Settings

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from swarmnode.node.building.policies import plain_error
+from swarmnode.errors import plain_error
 from swarmnode.node.showing.at_work import at_work
 from swarmnode.node.showing.node_status import NodeStatus
 

@@ -34,6 +34,6 @@ def overview(source: NodeSource, history: RewardHistory) -> dict[str, Any]:
             "until": control.until,
             "ending": control.ending,
         },
-        "week": "" if status.week.hours is None else status.week.told().removeprefix("this week: "),
+        "week": "" if status.week.hours is None else status.week.in_words().removeprefix("this week: "),
         "newest_round": history.rounds[-1].round if history.rounds else 0,
     }

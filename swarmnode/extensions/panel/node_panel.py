@@ -17,7 +17,7 @@ from rich.text import Text
 from swarmnode.exchange.drop_reasons import Reason, in_words
 from swarmnode.exchange.exchange_stats import HealthStats, HelpStats, NodesOf, ReceiptStats
 from swarmnode.network.reach import Reach
-from swarmnode.node.showing.figures import age, shown, sparkline
+from swarmnode.node.showing.figures import age, figure, sparkline
 from swarmnode.node.showing.node_status import (
     LibraryStatus,
     NodeStatus,
@@ -146,8 +146,8 @@ def _rows(
         ("reward", _reward(reward, rewards, width)),
         (
             "held out",
-            f"{shown(reward.eval_first)} at first"
-            + (f", {shown(reward.eval_last)} after {reward.eval_round} rounds" if reward.eval_round else ""),
+            f"{figure(reward.eval_first)} at first"
+            + (f", {figure(reward.eval_last)} after {reward.eval_round} rounds" if reward.eval_round else ""),
         ),
         *([("advice", Text(status.advice, style="yellow"))] if status.advice else []),
         ("trained on", _trained_on(training)),
@@ -155,8 +155,8 @@ def _rows(
         *([("help", _help(status.help))] if status.help.asked or status.help.heard else []),
         (
             "speed",
-            f"{shown(speed.tokens_per_s, '.0f')} tokens/s, round {shown(speed.round_s, '.2f')} s "
-            f"(generate {shown(speed.generate_s, '.2f')}, train {shown(speed.train_s, '.2f')})",
+            f"{figure(speed.tokens_per_s, '.0f')} tokens/s, round {figure(speed.round_s, '.2f')} s "
+            f"(generate {figure(speed.generate_s, '.2f')}, train {figure(speed.train_s, '.2f')})",
         ),
         ("rollouts", _generation(status)),
         *([("pipeline", _pipeline(status.pipeline))] if status.pipeline.name else []),
@@ -168,7 +168,7 @@ def _rows(
             f"announced {_announced(status)}, served {sharing.served}, heard {sharing.headers}, "
             f"fetched {sharing.fetched}, accepted {sharing.accepted}, waiting {sharing.buffered}",
         ),
-        *([("given", status.week.told())] if status.week.hours is not None else []),
+        *([("given", status.week.in_words())] if status.week.hours is not None else []),
         *([("thanked", _thanked(status.receipts))] if status.receipts.nodes else []),
         ("dropped", in_words(sharing.dropped)),
         *([("no groups", Text(sharing.starved, style="yellow"))] if sharing.starved else []),
@@ -195,13 +195,13 @@ def _rows_of_seed(status: NodeStatus, now: float) -> list[tuple[str, RenderableT
 
 def _handed_on(sharing: Sharing) -> str:
     refused = sharing.dropped.get(Reason.UPLOAD_LIMITED, 0)
-    most = f"at most {shown(sharing.upload_mb_per_s, 'g')} MB/s"
+    most = f"at most {figure(sharing.upload_mb_per_s, 'g')} MB/s"
     late = f"; {refused:,} refused for it" if refused else ""
     return f"{sharing.served:,} groups, {sharing.bytes_out / 1e6:,.1f} MB ({most}{late})"
 
 
 def _reward(reward: Rewards, rewards: Sequence[float], width: int) -> str:
-    numbers = f"own {shown(reward.own)}  external {shown(reward.external)}  "
+    numbers = f"own {figure(reward.own)}  external {figure(reward.external)}  "
     return numbers + sparkline(rewards[-max(width - len(numbers), 1) :])
 
 
@@ -228,7 +228,7 @@ def _health(health: HealthStats) -> str:
     tried = health.reached + health.out_of_reach
     reach = f", {health.reached} of {tried} reachable" if tried else ""
     return (
-        f"{health.nodes} other nodes heard{reach}, {shown(health.headers_per_s, '.1f')} headers/s"
+        f"{health.nodes} other nodes heard{reach}, {figure(health.headers_per_s, '.1f')} headers/s"
         + _nodes_of("; on", health.tasks, health.different_tasks)
         + _nodes_of("; of version", health.versions, health.different_versions)
     )
@@ -292,9 +292,9 @@ def _pipeline(pipeline: PipelineStatus) -> str:
     # Only members that start micro-batches know when the others are done.
     took = ", " if pipeline.iteration_s is None else f" took {pipeline.iteration_s:.2f} s, "
     return (
-        f"{pipeline.name}: stage {pipeline.stage} of {shown(pipeline.stages, 'd')}"
+        f"{pipeline.name}: stage {pipeline.stage} of {figure(pipeline.stages, 'd')}"
         f" (layers {pipeline.first_layer} to {pipeline.end_layer - 1}), {pipeline.members} members;"
-        f" iteration {pipeline.iteration}{took}planned {shown(pipeline.planned_s, '.2f')} s;"
+        f" iteration {pipeline.iteration}{took}planned {figure(pipeline.planned_s, '.2f')} s;"
         f" {pipeline.repaired} paths repaired, {pipeline.lost} members lost"
     )
 
@@ -303,7 +303,7 @@ def _generation(status: NodeStatus) -> str:
     generation, training = status.generation, status.training
     if not generation.engine:
         return "-"
-    off_policy, oldest = shown(training.off_policy_share, ".0%"), shown(training.max_age, "d")
+    off_policy, oldest = figure(training.off_policy_share, ".0%"), figure(training.max_age, "d")
     return (
         f"{generation.engine}, {generation.mode}; {generation.groups_in_flight} in flight;"
         f" off-policy {off_policy}, oldest {oldest} versions"

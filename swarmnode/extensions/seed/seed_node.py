@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, ExitStack, suppress
 from functools import partial
 from typing import Self
 
-from swarmnode.errors import NetworkError, Rejected
+from swarmnode.errors import NetworkError, Rejected, plain_error
 from swarmnode.exchange.bodies.body_transfer import BodyTransfer
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.gossip.header_gossip import HeaderGossip, receipts_topic_of, topic_of
@@ -28,13 +28,14 @@ from swarmnode.exchange.peers.ledger import Ledger
 from swarmnode.exchange.peers.reputation import Reputation
 from swarmnode.exchange.peers.swarm_health import SwarmHealth
 from swarmnode.exchange.validation.header_check import open_header
+from swarmnode.machine.ports import check_status_port, choose_port
 from swarmnode.machine.storage import Paths
 from swarmnode.network.finding.discovery import Discovery
 from swarmnode.network.host import Host, Message
 from swarmnode.network.multiaddr import scope_of
 from swarmnode.node.building.assemble import ANYWHERE, build_discovery, build_host, check_network
 from swarmnode.node.building.node_process import remove_running
-from swarmnode.node.building.policies import Seat, check_status_port, choose_port, plain_error
+from swarmnode.node.building.policies import Seat
 from swarmnode.node.building.run import forget_earlier_runs, leave_note, take_identity
 from swarmnode.node.run_control import RunControl
 from swarmnode.node.showing.board import StatusBoard

@@ -24,7 +24,7 @@ from swarmnode.cli.settings import (
 )
 from swarmnode.errors import ConfigError
 from swarmnode.node.commands.offline import OfflineEvaluation, evaluate_offline
-from swarmnode.node.showing.figures import shown
+from swarmnode.node.showing.figures import figure
 
 MOST_SAMPLES = 1024
 
@@ -131,8 +131,8 @@ def _lines(result: OfflineEvaluation) -> Iterator[str]:
     for name, reward in result.per_task.items():
         pass_at, majority_at = result.pass_at[name], result.majority_at[name]
         cells = [reward, *(pass_at[k] for k in ks), *(majority_at[k] for k in votes)]
-        yield _row(name, map(shown, cells))
-    yield _row("mean", map(shown, [result.mean, *(result.pass_at_mean[k] for k in ks)]))
+        yield _row(name, map(figure, cells))
+    yield _row("mean", map(figure, [result.mean, *(result.pass_at_mean[k] for k in ks)]))
     if several:
         yield f"passed: a reward of {result.passing_reward:g} or more"
     for name, judges in result.judged_by.items():

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from swarmnode.node.showing.figures import shown, sparkline
+from swarmnode.node.showing.figures import figure, sparkline
 
 KNOWN = 0.3
 """Held-out reward from which on a task counts as one that a node knew at first."""
@@ -94,9 +94,9 @@ def lines_of(name: str, story: NodeStory, alone: NodeStory | None) -> list[str]:
     """Returns the lines that tell a newcomer of one node. `alone`: that node without the others."""
     curves = curves_of([story.rewards] if alone is None else [story.rewards, alone.rewards])
     knew = ", ".join(story.knew) or "nothing well"
-    lines = [f"{name} knew {knew}", f"  in the swarm  {curves[0]}  held out {shown(story.held_out, '.2f')}"]
+    lines = [f"{name} knew {knew}", f"  in the swarm  {curves[0]}  held out {figure(story.held_out, '.2f')}"]
     if alone is not None:
-        lines.append(f"  alone         {curves[1]}  held out {shown(alone.held_out, '.2f')}")
+        lines.append(f"  alone         {curves[1]}  held out {figure(alone.held_out, '.2f')}")
     elsewhere = (alone.tasks_last if alone is not None else None) or {}
     gains = [
         f"{task} {before:.2f} -> {now:.2f}" + (f" ({elsewhere[task]:.2f} alone)" if task in elsewhere else "")

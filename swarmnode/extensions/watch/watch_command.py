@@ -17,7 +17,7 @@ from swarmnode.cli.output import Json, tell
 from swarmnode.errors import ConfigError
 from swarmnode.extensions.watch.watched_machine import Seen, WatchedMachine, watched
 from swarmnode.node.building.page_client import ANSWER_S
-from swarmnode.node.showing.figures import age, shown
+from swarmnode.node.showing.figures import age, figure
 from swarmnode.node.showing.node_status import NodeStatus, printable_status
 from swarmnode.printable import printable
 
@@ -111,9 +111,9 @@ def _cells(status: NodeStatus, now: float) -> tuple[str, ...]:
         status.name,
         f"{status.phase.name} {age(now - status.phase.since)}",
         f"{progress.round}{limit}",
-        shown(reward.own),
-        shown(reward.eval_last if reward.eval_last is not None else reward.eval_first),
-        shown(status.speed.tokens_per_s, ".0f"),
+        figure(reward.own),
+        figure(reward.eval_last if reward.eval_last is not None else reward.eval_first),
+        figure(status.speed.tokens_per_s, ".0f"),
         str(status.network.peers),
         "" if week.hours is None else f"{week.hours:.1f} h{energy}",
     )

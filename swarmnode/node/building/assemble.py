@@ -19,6 +19,7 @@ from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.identity.node_key import NodeKey
+from swarmnode.machine.ports import choose_port
 from swarmnode.machine.storage import Paths, builtin_folder
 from swarmnode.network.admission import admission_to
 from swarmnode.network.finding.discovery import Discovery, LocalSearch
@@ -28,8 +29,8 @@ from swarmnode.network.host import Host
 from swarmnode.network.multiaddr import is_relayed, parse_address, scope_of, split_peer
 from swarmnode.network.streams import StreamHost, transport_of
 from swarmnode.node.building.machine_memory import longest_sequence
-from swarmnode.node.building.policies import Seat, choose_port
-from swarmnode.node.node import NetworkParts
+from swarmnode.node.building.policies import Seat
+from swarmnode.node.swarm_member import NetworkParts
 from swarmnode.registry import first, made
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.settings.config import Config, NetworkConfig

@@ -7,7 +7,6 @@ seats of run.py -> [build_members] -> local_policy.py (base, engine, adapters), 
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -74,14 +73,14 @@ def build_members(
         _put_checkpoints_aside(seats, model, loaded)
     members: list[PolicyNode] = []
     shown_as = Path(model).name if Path(model).is_dir() else model
-    shown = [screen.start_watcher(), *([] if watch is None else [watch])]
-    for seat, policy, told in zip(seats, policies, monitors, strict=True):
+    watchers = [screen.start_watcher(), *([] if watch is None else [watch])]
+    for seat, local, own_monitors in zip(seats, policies, monitors, strict=True):
         store = checkpoint_store(seat.config, model, seat.paths, loaded.base, seat.tasks)
-        local, run, key, logs = replace(policy, store=store), store.folder.name, seat.key, seat.paths.logs
+        run, key, logs = store.folder.name, seat.key, seat.paths.logs
         about = run_info(
             seat.config, name=key.name, peer_id=key.peer_id, model=shown_as, folder=logs, run=run
         )
-        watcher = Watchers([MonitorFeed(about, told), *shown])
+        watcher = Watchers([MonitorFeed(about, own_monitors), *watchers])
         stack.callback(watcher.close)
         tasks_of_others = tasks_for_strangers(stack, seat.tasks)
         make = partial(

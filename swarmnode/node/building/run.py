@@ -14,9 +14,10 @@ import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 
-from swarmnode.errors import IdentityInUse, ModelError, SwarmnodeError
+from swarmnode.errors import IdentityInUse, ModelError, SwarmnodeError, plain_error
 from swarmnode.identity.key_file import load_or_create
 from swarmnode.identity.node_key import NodeKey
+from swarmnode.machine.ports import check_status_port, choose_port, remember_port
 from swarmnode.machine.storage import Paths
 from swarmnode.models import find_model
 from swarmnode.network.admission import admission_to
@@ -31,23 +32,11 @@ from swarmnode.node.building.node_process import (
     write_running,
 )
 from swarmnode.node.building.page_client import status_here
-from swarmnode.node.building.policies import (
-    Ending,
-    PolicyNode,
-    Seat,
-    check_policies,
-    check_status_port,
-    choose_port,
-    config_of,
-    ending,
-    introduced,
-    local_address,
-    plain_error,
-    remember_port,
-)
+from swarmnode.node.building.policies import PolicyNode, Seat, check_policies, config_of, local_address
 from swarmnode.node.building.task_processes import start_tasks
 from swarmnode.node.node import NodeLoop
 from swarmnode.node.showing.board import Watcher, policy_label
+from swarmnode.node.showing.ending import Ending, ending
 from swarmnode.node.showing.kept_rollouts import FILE
 from swarmnode.node.showing.monitors import Monitor, make_monitors
 from swarmnode.node.showing.node_source import NodeSource
@@ -94,12 +83,12 @@ class Company:
 def run_node(settings: Settings, *, fresh: bool) -> Ending:
     """Run until done or stopped (SIGINT, SIGTERM). Returns the last line to print, the summary as JSON."""
     with prepared(settings, Screen(settings.paths.logs / LOG_FILE), fresh=fresh) as members:
-        seats = [member.seat for member in members]
+        peers = [member.seat.key.peer_id for member in members]
         STOP_SIGNALS.check()
         if len(members) > 1:
-            return ending(seats, asyncio.run(serve_several(members)))
+            return ending(peers, asyncio.run(serve_several(members)))
         # The only policy: its error is that of the process.
-        return ending(seats, [asyncio.run(serve(members[0], Company(members)))])
+        return ending(peers, [asyncio.run(serve(members[0], Company(members)))])
 
 
 @contextmanager
@@ -124,17 +113,17 @@ def prepared(
         _find_parts(config, screen)
         seats = _take_seats(stack, settings, tasks)
         # Each policy has its own. A missing package is reported before a model is loaded for nothing.
-        told = [[*make_monitors(config.node.monitors), *monitors] for _ in seats]
+        of_seats = [[*make_monitors(config.node.monitors), *monitors] for _ in seats]
         logger.info("model %s: %s", model, settings.model_reason)
-        _say_what_it_takes(config, model)
-        shown = demonstrations or Demonstrations()
+        _check_memory(config, model)
+        given = demonstrations or Demonstrations()
         check_loadable(config, model)
         STOP_SIGNALS.check()
         from swarmnode.node.building.members import build_members
 
         STOP_SIGNALS.check()
         yield build_members(
-            stack, screen, model, seats, fresh=fresh, watch=watch, monitors=told, demonstrations=shown
+            stack, screen, model, seats, fresh=fresh, watch=watch, monitors=of_seats, demonstrations=given
         )
 
 
@@ -169,9 +158,9 @@ def _take_seats(stack: ExitStack, settings: Settings, given: Mapping[str, Task] 
             choose_port(own.network, place)
         check_status_port(own.node)
         seat = Seat(number, own, place, key, seed_of(own, key.peer_id), tasks, settings.origins)
-        logger.info("%s is %s, peer id %s", _who(seat), key.name, key.peer_id)
+        logger.info("%s is %s, peer id %s", _name_of(seat), key.name, key.peer_id)
         if config.node.policies > 1:
-            logger.info("%s trains on the tasks %s", _who(seat), ", ".join(tasks))
+            logger.info("%s trains on the tasks %s", _name_of(seat), ", ".join(tasks))
         seats.append(seat)
     return seats
 
@@ -183,7 +172,7 @@ def forget_earlier_runs(paths: Paths) -> None:
             place.running.unlink(missing_ok=True)
 
 
-def _say_what_it_takes(config: Config, model: str) -> None:
+def _check_memory(config: Config, model: str) -> None:
     planned = plan_for(config, model)
     logger.info("memory: %s", planned.describe())
     if planned.fits is False and config.limits.memory_gb is not None:
@@ -197,19 +186,19 @@ def take_identity(stack: ExitStack, paths: Paths) -> NodeKey:
     try:
         stack.enter_context(IdentityLock(paths.identity))
     except IdentityInUse as error:
-        second = f"to run a second node with its own identity: {_second_node(paths)}"
+        second = f"to run a second node with its own identity: {_second_node_command(paths)}"
         raise IdentityInUse(error.message, hint=second) from None
     return load_or_create(paths.identity)
 
 
-def _second_node(paths: Paths) -> str:
+def _second_node_command(paths: Paths) -> str:
     """Returns the command for another node here to join the swarm and the pipeline of the running one."""
     status = status_here(paths)
     command = (None if status is None else invitation(status)) or "swarmnode join"
     return command.replace("swarmnode join", "swarmnode join --home ~/swarmnode-2", 1)
 
 
-def _who(seat: Seat) -> str:
+def _name_of(seat: Seat) -> str:
     return "this node" if seat.config.node.policies == 1 else f"policy {seat.number}"
 
 
@@ -221,14 +210,14 @@ async def serve(member: PolicyNode, company: Company) -> Summary:
     try:
         async with AsyncExitStack() as stack:
             async with company.starting:
-                node = member.built(introduced(member.seat, company.addresses))
+                node = member.build(company.addresses)
                 await stack.enter_async_context(node)
                 if not company.leaves_garbage_alone:
                     _keep_what_is_loaded(stack)
                 source = _source_of(node, member.seat)
                 page = stack.enter_context(open_page(source))
                 await open_guards(stack, source)
-                node.serves(page.address)
+                node.show_page(page.address)
                 _announce(node, page, member.seat, company)
                 if run := node.status.run:
                     keep_settings(paths.checkpoints / run, member.seat.config, member.seat.origins)

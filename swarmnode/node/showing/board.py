@@ -30,7 +30,7 @@ from swarmnode.network.multiaddr import is_relayed, scope_of
 from swarmnode.network.reach import Reach
 from swarmnode.node.catching_up import CatchingUp
 from swarmnode.node.learner import RoundRollouts
-from swarmnode.node.showing.figures import shown
+from swarmnode.node.showing.figures import figure
 from swarmnode.node.showing.node_status import (
     ConnectedPeer,
     LibraryStatus,
@@ -108,8 +108,9 @@ class StatusBoard:
             earlier = (*earlier, self.status.phase)[-MOST_EARLIER:]
         self.show(phase=Phase(name, since, detail), earlier=earlier)
 
-    def counted(self, counters: Counters, policy_version: int) -> None:
+    def show_counters(self, counters: Counters, policy_version: int) -> None:
         """Take over the counters that continue across restarts."""
+        trained = dict(counters.external_groups_trained)
         progress = msgspec.structs.replace(
             self.status.progress,
             round=counters.round,
@@ -117,23 +118,24 @@ class StatusBoard:
             tokens=counters.tokens,
             seconds=counters.seconds,
         )
-        self.show(progress=progress)
+        self.show(progress=progress, exchange=msgspec.structs.replace(self.status.exchange, trained=trained))
 
-    def trained(
+    def show_round(
         self, rollouts: RoundRollouts, external: Sequence[RolloutGroup], report: TrainReport, round_s: float
     ) -> None:
         """Record a finished round."""
         parts = by_reward(scores for group in rollouts.groups for scores in group.scores)
+        flat = Counter(_cause_of_no_gradient(group) for group in rollouts.groups if not group.has_gradient)
         spreads = [std for group in rollouts.groups if (std := group.reward_std) is not None]
         reward = msgspec.structs.replace(
             self.status.reward,
             own=_mean_reward(rollouts.groups),
             external=_mean_reward(external),
             own_std=mean_or_none(spreads),
-            own_tasks=_by_task(rollouts.groups),
-            external_tasks=_by_task(external),
+            own_tasks=_reward_by_task(rollouts.groups),
+            external_tasks=_reward_by_task(external),
             groups=len(rollouts.groups),
-            without_gradient=dict(Counter(_why_flat(one) for one in rollouts.groups if not one.has_gradient)),
+            without_gradient=dict(flat),
             parts={name: fmean(values) for name, values in parts.items()},
             parts_std={name: spread_of(values) for name, values in parts.items()},
         )
@@ -144,14 +146,15 @@ class StatusBoard:
             round_s=round_s,
             done_at=time.time(),
         )
-        self.show(reward=reward, speed=speed, generation=rollouts.generation, training=report)
+        training = msgspec.structs.replace(report, zero_advantage_own=flat.total())
+        self.show(reward=reward, speed=speed, generation=rollouts.generation, training=training)
 
-    def learned(self, report: TrainReport) -> None:
+    def show_iteration(self, report: TrainReport) -> None:
         """Record a finished iteration without generation."""
         speed = Speed(train_s=report.seconds, round_s=report.seconds, done_at=time.time())
         self.show(speed=speed, training=report)
 
-    def evaluated(self, counters: Counters, per_task: Mapping[str, float | None]) -> None:
+    def show_evaluation(self, counters: Counters, per_task: Mapping[str, float | None]) -> None:
         reward = msgspec.structs.replace(
             self.status.reward,
             eval_first=counters.reward_first,
@@ -161,32 +164,29 @@ class StatusBoard:
         )
         self.show(reward=reward)
 
-    def saved(self, round: int) -> None:
+    def show_checkpoint(self, round: int) -> None:
         self.show(checkpoint=Saved(round, time.time()))
 
-    def not_saved(self, why: str) -> None:
+    def show_failed_checkpoint(self, why: str) -> None:
         """Record a failed attempt; the previous checkpoint is still the newest."""
         self.show(checkpoint=msgspec.structs.replace(self.status.checkpoint, error=why))
 
-    def shared(self, stats: ExchangeStats | None, trained: Mapping[str, int]) -> None:
-        """Take over the exchange's counters; None: there is no exchange."""
-        if stats is None:
-            self.show(exchange=Sharing(trained=dict(trained)))
-            return
+    def show_sharing(self, stats: ExchangeStats) -> None:
+        """Take over the exchange's counters."""
         found = {
             **msgspec.to_builtins(stats),
             "headers": stats.headers_seen,
             "banned_peers": len(stats.banned_peers),
             "upload_mb_per_s": stats.upload_bytes_per_s / 1e6,
-            "trained": dict(trained),
-            "starved": self._starving.look(stats.accepted, stats.dropped, time.monotonic()),
+            "trained": self.status.exchange.trained,
+            "starved": self._starving.advise(stats.accepted, stats.dropped, time.monotonic()),
         }
         sharing = msgspec.convert(found, Sharing)
         if sharing.starved and not self.status.exchange.starved:
             logger.warning("%s", sharing.starved)
         self.show(exchange=sharing, help=stats.help, receipts=stats.receipts, health=stats.health)
 
-    def borrowed(self, library: Borrower, state: CatchingUp) -> None:
+    def show_library(self, library: Borrower, state: CatchingUp) -> None:
         """Record what this node keeps of the swarm's library, and what it learnt from it."""
         found = library.borrowed
         self.show(
@@ -225,9 +225,9 @@ class StatusBoard:
         short = short_invitation(self.status.swarm, network)
         self.show(network=msgspec.structs.replace(network, invitation=short))
         if network.reach.verdict not in ("unknown", before):
-            self._tell_reach()
+            self._log_reach()
 
-    def _tell_reach(self) -> None:
+    def _log_reach(self) -> None:
         network = self.status.network
         is_bad = network.reach.verdict == "nobody"
         logger.log(logging.WARNING if is_bad else logging.INFO, "%s", network.reach.told())
@@ -259,7 +259,7 @@ class Starving:
         """Failures, by reason, up to the last accepted group."""
         self._since_s: float | None = None
 
-    def look(self, accepted: int, dropped: Mapping[str, int], now_s: float) -> str:
+    def advise(self, accepted: int, dropped: Mapping[str, int], now_s: float) -> str:
         """Returns the problem and what to do, or "" while there is none. `accepted`: number of groups so far;
         `dropped`: the others by reason."""
         in_vain = Counter[str]({reason: dropped.get(reason, 0) for reason in IN_VAIN})
@@ -291,7 +291,7 @@ def _distance(ends: Sequence[str]) -> str:
     return next((one for one in ("machine", "lan", "public", "relayed") if one in found), "")
 
 
-def _by_task(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+def _reward_by_task(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     means: defaultdict[str, list[float]] = defaultdict(list)
     for group in groups:
         if (mean := group.reward_mean) is not None:
@@ -299,7 +299,7 @@ def _by_task(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     return {task: fmean(found) for task, found in means.items()}
 
 
-def _why_flat(group: RolloutGroup) -> str:
+def _cause_of_no_gradient(group: RolloutGroup) -> str:
     """Returns why a group has no gradient, judged by its first reward."""
     known = [reward for reward in group.rewards if reward is not None]
     if not known:
@@ -366,10 +366,10 @@ def round_line(status: NodeStatus) -> str:
     dropped = status.exchange.dropped
     not_needed = sum(count for reason, count in dropped.items() if reason in NOT_NEEDED)
     return (
-        f"round {progress.round}{limit}  reward {shown(status.reward.own)} own"
-        f" {shown(status.reward.external)} external"
+        f"round {progress.round}{limit}  reward {figure(status.reward.own)} own"
+        f" {figure(status.reward.external)} external"
         f"  trained on {training.own_groups} own + {training.external_groups} external groups{book}"
-        f"  {shown(status.speed.tokens_per_s, '.0f')} tokens/s  {status.network.peers} peers"
+        f"  {figure(status.speed.tokens_per_s, '.0f')} tokens/s  {status.network.peers} peers"
         f"  accepted {status.exchange.accepted} not needed {not_needed}"
         f" dropped {sum(dropped.values()) - not_needed}"
     )

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 SPARKS = "▁▂▃▄▅▆▇█"
 
 
-def shown(value: float | None, spec: str = ".3f") -> str:
+def figure(value: float | None, spec: str = ".3f") -> str:
     """Returns a number as text, `-` if it is unknown.
 
-    >>> shown(None), shown(0.25)
+    >>> figure(None), figure(0.25)
     ('-', '0.250')
     """
     return "-" if value is None else format(value, spec)

@@ -219,10 +219,10 @@ class WeekContribution(msgspec.Struct, frozen=True):
     thanked_by: int = 0
     """Nodes that reported learning from ours."""
 
-    def told(self) -> str:
+    def in_words(self) -> str:
         """Returns it as a line.
 
-        >>> WeekContribution(31.4, 4.2, 412, 220, 9).told()
+        >>> WeekContribution(31.4, 4.2, 412, 220, 9).in_words()
         'this week: 31 h, 4.2 kWh, 412 groups given, learnt from by 9 nodes, 220 learnt from'
         """
         hours = self.hours or 0.0

@@ -10,12 +10,13 @@ run decides otherwise: it continues with any tasks it is given, and its learner 
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from swarmnode.errors import CheckpointError
+from swarmnode.settings.config_layers import Settings
 from swarmnode.training.records import STATE, State, read_state
 
 PREFIX = "round-"
@@ -142,6 +143,21 @@ def spoken_name(base_model: str) -> str:
     ('tiny', '/models/tiny-gpt2')
     """
     return "tiny" if TINY_FOLDER.fullmatch(Path(base_model).name) else base_model
+
+
+def with_trained_model(load: Callable[[str | None], Settings], number: int = 0) -> Settings:
+    """Returns the settings with the model that was trained here if they name none. `load`: returns the
+    settings for a model, which has its own preset; None: for the one that they name. `number`: of the
+    policy."""
+    settings = load(None)
+    if settings.config.policy.model != "auto":
+        return settings
+    runs = runs_in(settings.paths.policy(number).checkpoints)
+    trained = trained_model(runs, settings.model, named=settings.config.node.run)
+    gone = Path(trained).is_absolute() and not Path(trained).is_dir()
+    if trained == settings.model or gone:
+        return settings
+    return replace(load(trained), model_reason="trained in this home earlier; --model takes another")
 
 
 def trained_model(known: Sequence[TrainingRun], model: str, *, named: str = "") -> str:

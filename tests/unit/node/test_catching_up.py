@@ -32,17 +32,15 @@ from swarmnode.node.catching_up import (
     CatchingUp,
     LibraryRound,
     RoundMix,
-    after_round,
-    groups_to_borrow,
-    mix_of,
+    library_round,
+    phase_change,
     rises,
-    round_of,
-    told,
 )
 from swarmnode.node.learner import Overlap
-from swarmnode.node.node import NetworkParts, NodeLoop
+from swarmnode.node.node import NodeLoop
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.node.showing.node_status import NodeStatus, measurements
+from swarmnode.node.swarm_member import NetworkParts
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.settings.config import Config
@@ -66,30 +64,30 @@ DAY_S = 86400.0
 
 def after(state: CatchingUp, *rewards: float) -> CatchingUp:
     for reward in rewards:
-        state = after_round(state, LibraryRound(0, 0, reward, 1.0))
+        state = state.after_round(LibraryRound(0, 0, reward, 1.0))
     return state
 
 
 def begun() -> CatchingUp:
-    return after_round(CatchingUp(), LibraryRound(100, 0, 0.1, 5.0))
+    return CatchingUp().after_round(LibraryRound(100, 0, 0.1, 5.0))
 
 
 def test_a_few_answers_are_learnt_beside_usual_rounds() -> None:
-    state = after_round(CatchingUp(), LibraryRound(LEAST_ANSWERS - 1, 0, 0.1, 5.0))
-    assert state.phase == "before" and mix_of(state, Config()) is None
-    assert after_round(state, LibraryRound(LEAST_ANSWERS, 0, 0.1, 5.0)).phase == "on"
+    state = CatchingUp().after_round(LibraryRound(LEAST_ANSWERS - 1, 0, 0.1, 5.0))
+    assert state.phase == "before" and state.mix(Config()) is None
+    assert state.after_round(LibraryRound(LEAST_ANSWERS, 0, 0.1, 5.0)).phase == "on"
 
 
 def test_answers_that_waited_for_their_author_count_when_he_teaches() -> None:
-    state = after_round(begun(), LibraryRound(400, 0, 0.1, 5.0))
+    state = begun().after_round(LibraryRound(400, 0, 0.1, 5.0))
     assert (state.answers, state.rounds_worth) == (400, 80)
-    assert after_round(state, LibraryRound(390, 0, 0.1, 5.0)).answers == 400, "replaced by later ones"
+    assert state.after_round(LibraryRound(390, 0, 0.1, 5.0)).answers == 400, "replaced by later ones"
 
 
 def test_who_comes_back_with_much_of_a_book_is_no_newcomer() -> None:
-    state = after_round(CatchingUp(), LibraryRound(LEAST_ANSWERS, 1900, 0.1, 5.0))
-    assert state.phase == "over" and told(CatchingUp(), state, 2, 3) == ""
-    grown = after_round(CatchingUp(), LibraryRound(LEAST_ANSWERS, 900, 0.1, 5.0))
+    state = CatchingUp().after_round(LibraryRound(LEAST_ANSWERS, 1900, 0.1, 5.0))
+    assert state.phase == "over" and phase_change(CatchingUp(), state, 2, 3) == ""
+    grown = CatchingUp().after_round(LibraryRound(LEAST_ANSWERS, 900, 0.1, 5.0))
     assert grown.phase == "on", "what it found meanwhile is not so much"
 
 
@@ -97,8 +95,8 @@ def test_it_goes_on_while_the_reward_rises_and_ends_when_it_does_not() -> None:
     rising = [0.02 * number for number in range(30)]
     assert after(begun(), *rising).phase == "on"
     flat = after(begun(), *rising, *[0.5] * (WINDOW + PATIENCE))
-    assert flat.phase == "over" and mix_of(flat, Config()) is None
-    assert after_round(flat, LibraryRound(1000, 0, 0.0, 1.0)).phase == "over", "once each start"
+    assert flat.phase == "over" and flat.mix(Config()) is None
+    assert flat.after_round(LibraryRound(1000, 0, 0.0, 1.0)).phase == "over", "once each start"
 
 
 def test_it_ends_whatever_the_reward_does() -> None:
@@ -113,12 +111,12 @@ def test_a_single_lucky_round_does_not_carry_it_on() -> None:
 def test_a_round_has_few_own_groups_and_several_steps_of_the_book() -> None:
     config = load_config(environ={}, assignments=["rollout.groups=16"]).config
     first = RoundMix(groups=2, replayed=STEPS * STEP_ANSWERS, step_answers=STEP_ANSWERS, rate=RATE)
-    assert mix_of(begun(), config) == first
+    assert begun().mix(config) == first
 
 
 def test_steps_become_smaller_round_by_round() -> None:
     rising = [0.01 * number for number in range(MOST_ROUNDS - 1)]
-    mixes = [mix_of(after(begun(), *rising[:rounds]), Config()) for rounds in range(MOST_ROUNDS)]
+    mixes = [after(begun(), *rising[:rounds]).mix(Config()) for rounds in range(MOST_ROUNDS)]
     rates = [mix.rate for mix in mixes if mix is not None]
     assert len(rates) == MOST_ROUNDS and rates == sorted(set(rates), reverse=True)
     assert rates[RATE_HALVED_AFTER] == rates[0] / 2
@@ -126,7 +124,7 @@ def test_steps_become_smaller_round_by_round() -> None:
 
 def test_much_is_borrowed_until_it_begins_and_little_beside_it() -> None:
     states = (CatchingUp(), *(after(begun(), *[0.1] * rounds) for rounds in range(BORROWED_EVERY + 1)))
-    first, beside, *later = (groups_to_borrow(state, Config()) for state in states)
+    first, beside, *later = (state.groups_to_borrow(Config()) for state in states)
     assert first > beside > 0
     assert later == [0] * (BORROWED_EVERY - 1) + [beside]
 
@@ -135,13 +133,13 @@ def test_while_more_authors_wait_than_teach_it_borrows_on_but_not_for_ever() -> 
     doubted = LibraryRound(100, 0, 0.1, 5.0, few_teach=True)
     state, borrowed = CatchingUp(), list[int]()
     for _ in range(DOUBTED_FOR + 2):
-        borrowed.append(groups_to_borrow(state, Config()))
-        state = after_round(state, doubted)
+        borrowed.append(state.groups_to_borrow(Config()))
+        state = state.after_round(doubted)
     first, *doubting, last = borrowed
     assert first > doubting[0] and doubting == doubting[:1] * DOUBTED_FOR
     assert last < doubting[0], "liars wait for ever"
-    settled = after_round(after_round(CatchingUp(), doubted), LibraryRound(100, 0, 0.1, 5.0))
-    assert groups_to_borrow(settled, Config()) == 0
+    settled = CatchingUp().after_round(doubted).after_round(LibraryRound(100, 0, 0.1, 5.0))
+    assert settled.groups_to_borrow(Config()) == 0
 
 
 @pytest.mark.parametrize(
@@ -149,17 +147,19 @@ def test_while_more_authors_wait_than_teach_it_borrows_on_but_not_for_ever() -> 
 )
 def test_few_teach_while_more_wait_and_they_are_not_enough(teaching: int, waiting: int, few: bool) -> None:
     report = TrainReport(teaching=teaching, waiting=waiting)
-    assert round_of([], 0, report, Config()).few_teach == few
+    assert library_round([], 0, report, Config()).few_teach == few
 
 
 def test_the_log_says_what_it_brought() -> None:
-    state = after_round(CatchingUp(), LibraryRound(100, 0, 0.1, 5.0))
-    assert "100 right answers of 3 authors, from the libraries of 2 peers" in told(CatchingUp(), state, 2, 3)
-    assert "from the library of this home" in told(CatchingUp(), state, 0, 3), "a file was taken in"
+    state = CatchingUp().after_round(LibraryRound(100, 0, 0.1, 5.0))
+    assert "100 right answers of 3 authors, from the libraries of 2 peers" in phase_change(
+        CatchingUp(), state, 2, 3
+    )
+    assert "from the library of this home" in phase_change(CatchingUp(), state, 0, 3), "a file was taken in"
     over = after(state, *[0.1] * WINDOW, *[0.6] * (WINDOW + PATIENCE))
-    assert "our own sampling would have needed 20 rounds" in told(state, over, 2, 3)
-    assert told(state, state, 2, 3) == ""
-    nothing = after_round(CatchingUp(), LibraryRound(100, 0, 0.0, 0.0))
+    assert "our own sampling would have needed 20 rounds" in phase_change(state, over, 2, 3)
+    assert phase_change(state, state, 2, 3) == ""
+    nothing = CatchingUp().after_round(LibraryRound(100, 0, 0.0, 0.0))
     assert nothing.rounds_worth is None
 
 

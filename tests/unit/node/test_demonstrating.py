@@ -40,18 +40,18 @@ def right(example: Example) -> str:
 
 def test_an_example_is_shown_once_judged_and_encoded() -> None:
     example, one = next(draw_train(TASK, 0)), showing(right)
-    (group,) = one.after([answered(example)], 0)
+    (group,) = one.judge_new([answered(example)], 0)
     assert group.rewards == (1.0,) and group.completions[0].finish == "stop"
     assert group.completions[0].token_ids == (*right(example).encode(), 256)
-    assert one.after([answered(example)], 1) == []
+    assert one.judge_new([answered(example)], 1) == []
 
 
 def test_rows_are_shown_in_the_first_round() -> None:
     prompt, answer = next(row for row in ROWS if not is_held_out(row[0]))
     one = showing([{"prompt": prompt, "answer": answer, "demonstration": [answer, "no"]}])
-    (group,) = one.after([], 0)
+    (group,) = one.judge_new([], 0)
     assert group.rewards == (1.0, 0.0)
-    assert one.after([], 1) == []
+    assert one.judge_new([], 1) == []
 
 
 def compares(task: Task) -> Task:
@@ -71,7 +71,7 @@ def test_what_cannot_be_used_is_told_once(
     one = showing(given, task)
     with caplog.at_level(logging.WARNING):
         for seed in range(3):
-            assert one.after([answered(next(draw_train(task, seed)))], seed) == []
+            assert one.judge_new([answered(next(draw_train(task, seed)))], seed) == []
     assert [said in record.message for record in caplog.records] == [True]
 
 
@@ -98,11 +98,11 @@ def test_a_judgement_that_was_lost_is_asked_for_again_and_not_for_ever() -> None
     prompt, answer = next(row for row in ROWS if not is_held_out(row[0]))
     rows = [{"prompt": prompt, "answer": answer, "demonstration": answer}]
     one = showing(rows, LosesJudgements(2))
-    found = [one.after([], version) for version in range(4)]
+    found = [one.judge_new([], version) for version in range(4)]
     assert [[group.rewards for group in groups] for groups in found] == [[], [], [(1.0,)], []]
     dies = LosesJudgements(10 * MOST_LOST)
     one = showing(rows, dies)
-    assert not any(one.after([], version) for version in range(2 * MOST_LOST))
+    assert not any(one.judge_new([], version) for version in range(2 * MOST_LOST))
     assert dies.lost == MOST_LOST + 1
 
 

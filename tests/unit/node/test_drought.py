@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from swarmnode.node.drought import ROUNDS, Drought, advice, after, after_help, never_right, story
+from swarmnode.node.drought import ROUNDS, Droughts, advice_on
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, Span
 
 
@@ -15,17 +15,17 @@ def group(rewards: Sequence[float | None], task: str = "last") -> RolloutGroup:
     return RolloutGroup(Example(ExampleKey(task, "1", 0, 0), "?"), said, scores, "me", 0)
 
 
-def droughts_of(*groups: RolloutGroup, rounds: int = ROUNDS) -> dict[str, Drought]:
-    droughts: dict[str, Drought] = {}
+def droughts_of(*groups: RolloutGroup, rounds: int = ROUNDS) -> Droughts:
+    droughts = Droughts()
     for _ in range(rounds):
-        droughts = after(droughts, groups)
+        droughts.add_round(groups)
     return droughts
 
 
 def test_it_is_said_after_twenty_rounds_without_a_right_answer_and_not_before() -> None:
     wrong = group([0.0] * 8), group([0.0] * 8)
-    assert advice(droughts_of(*wrong, rounds=ROUNDS - 1)) == {}
-    (said,) = advice(droughts_of(*wrong)).values()
+    assert droughts_of(*wrong, rounds=ROUNDS - 1).advice_by_task() == {}
+    (said,) = droughts_of(*wrong).advice_by_task().values()
     assert said.startswith("no answer to last was right in 20 rounds (320 answers): nothing to learn")
     for helps in ("a swarm", "demonstrations", "pays for part of an answer", "easier examples"):
         assert helps in said
@@ -43,7 +43,7 @@ def test_it_is_said_after_twenty_rounds_without_a_right_answer_and_not_before() 
 def test_it_says_which_of_the_ways_there_are_to_teach_nothing(
     groups: list[RolloutGroup], expected: str
 ) -> None:
-    assert expected in advice(droughts_of(*groups))["last"]
+    assert expected in droughts_of(*groups).advice_by_task()["last"]
 
 
 def test_it_says_so_where_an_example_always_had_the_same_answer() -> None:
@@ -51,54 +51,78 @@ def test_it_says_so_where_an_example_always_had_the_same_answer() -> None:
     other = replace(differing.completions[0], token_ids=(98,))
     differing = replace(differing, completions=(other, *differing.completions[1:]))
     advised = "another engine: all answers to an example were the same"
-    assert advised in advice(droughts_of(same, group([0.0] * 4)))["last"]
-    assert advised not in advice(after(droughts_of(same), [same, differing]))["last"]
+    assert advised in droughts_of(same, group([0.0] * 4)).advice_by_task()["last"]
+    assert advised not in droughts_of(same, differing).advice_by_task()["last"]
 
 
 def test_one_group_with_a_gradient_ends_it() -> None:
     droughts = droughts_of(group([0.0] * 4))
-    assert after(droughts, [group([0.0] * 4), group([0.0, 0.0, 0.0, 0.1])]) == {}
+    droughts.add_round([])
+    assert droughts.by_task.keys() == {"last"}, "a round without the task says nothing of it"
+    droughts.add_round([group([0.0] * 4), group([0.0, 0.0, 0.0, 0.1])])
+    assert droughts.by_task == {}
 
 
 def test_a_task_is_judged_by_its_own_answers() -> None:
     droughts = droughts_of(group([0.0] * 4), group([0.0, 1.0], "rev"), group([None, None], "lost"))
-    assert advice(droughts).keys() == {"last", "lost"}, "rev teaches"
+    assert droughts.advice_by_task().keys() == {"last", "lost"}, "rev teaches"
 
 
 def test_a_reward_that_is_always_none_is_told_and_asks_nobody_for_help() -> None:
-    assert "in 2 rounds" in advice(droughts_of(group([None, None]), rounds=2))["last"]
+    assert "in 2 rounds" in droughts_of(group([None, None]), rounds=2).advice_by_task()["last"]
     droughts = droughts_of(group([None, None]))
-    assert advice(droughts)["last"].startswith("no answer to last had a reward in 20 rounds")
-    assert never_right(droughts) == set()
+    assert droughts.advice_by_task()["last"].startswith("no answer to last had a reward in 20 rounds")
+    assert droughts.never_right() == set()
     # As soon as answers have rewards these say what is missing.
-    assert "no answer to last was right" in advice(after(droughts, [group([-1.0] * 4)]))["last"]
+    droughts.add_round([group([-1.0] * 4)])
+    assert "no answer to last was right" in droughts.advice_by_task()["last"]
 
 
-def test_the_log_says_once_that_help_is_asked_for_that_it_came_and_that_it_worked() -> None:
+def test_help_is_asked_for_where_no_answer_was_right_for_two_rounds() -> None:
+    assert droughts_of(group([0.0] * 4), group([1.0] * 4, "rev"), rounds=2).never_right() == {"last"}
+    assert droughts_of(group([0.0] * 4), rounds=1).never_right() == set()
+
+
+def test_the_log_says_once_that_help_is_asked_for_that_it_came_and_that_it_worked(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
     wrong, right = group([0.0] * 8), group([1.0, 0.0])
-    quiet = droughts_of(wrong, rounds=2)
-    asked = after_help(quiet, {"last"}, [right])
-    assert story(quiet, asked) == [
-        "asked the swarm for help with last: no answer was right in 2 rounds (16 answers)"
-    ]
-    assert asked["last"].given == 0, "what came before nobody had asked for"
-    again = after_help(after(asked, [wrong]), {"last"}, [wrong])
-    assert story(asked, again) == []
-    helped = after_help(again, {"last"}, [right, right, group([1.0], "rev")])
-    assert story(again, helped) == [
+    droughts = droughts_of(wrong, rounds=2)
+    droughts.add_help({"last"}, [right])
+    asked = "asked the swarm for help with last: no answer was right in 2 rounds (16 answers)"
+    assert caplog.messages == [asked]
+    assert droughts.by_task["last"].given == 0, "what came before nobody had asked for"
+    droughts.add_round([wrong])
+    droughts.add_help({"last"}, [wrong])
+    assert caplog.messages == [asked]
+    droughts.add_help({"last"}, [right, right, group([1.0], "rev")])
+    came = (
         "help came for last: 2 right answers from others, used as their authors are admitted"
         " (asked for in 3 rounds)"
+    )
+    assert caplog.messages == [asked, came]
+    droughts.add_help((), [right])
+    assert caplog.messages == [asked, came]
+    droughts.add_round([right])
+    assert caplog.messages[2:] == [
+        "help with last worked: our first right answers, after 3 rounds without one and 3 right answers"
+        " from others"
     ]
-    assert story(helped, after_help(helped, (), [right])) == []
-    (worked,) = story(helped, after(helped, [right]))
-    assert worked.startswith("help with last worked: our first right answers, after 3 rounds without one")
-    assert story(asked, after(asked, [right])) == [], "nobody helped: we found it ourselves"
+
+
+def test_the_log_does_not_thank_for_what_was_found_without_help(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    droughts = droughts_of(group([0.0] * 8), rounds=2)
+    droughts.add_help({"last"}, [])
+    droughts.add_round([group([1.0, 0.0])])
+    assert [message for message in caplog.messages if "worked" in message] == []
 
 
 def test_the_advice_says_what_became_of_asking() -> None:
-    drought = droughts_of(group([0.0] * 16))["last"]
-    (alone,) = advice({"last": drought}).values()
-    (asked,) = advice({"last": replace(drought, asked=18)}).values()
-    (helped,) = advice({"last": replace(drought, asked=18, given=12)}).values()
+    drought = droughts_of(group([0.0] * 16)).by_task["last"]
+    alone = advice_on("last", drought)
+    asked = advice_on("last", replace(drought, asked=18))
+    helped = advice_on("last", replace(drought, asked=18, given=12))
     assert "was asked" not in alone and "help was asked for in 18 of them, and none came. what helps" in asked
     assert helped.endswith("learning from 12 by others") and "nothing to learn" not in helped

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swarmnode.errors import EngineError
+from swarmnode.errors import EngineError, plain_error
 from swarmnode.extensions.pipeline.execution.member_records import CLOSE_TIMEOUT_S, IterationReport
 from swarmnode.extensions.pipeline.feeds.text_feed import TextFeed, TextSettings, TextSource
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
@@ -25,11 +25,11 @@ from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.node.building.assemble import build_exchange
 from swarmnode.node.building.local_policy import renderer_of
 from swarmnode.node.building.machine_memory import longest_sequence
-from swarmnode.node.building.policies import plain_error
 from swarmnode.node.lifecycle import rounds_done
-from swarmnode.node.node import NetworkParts, NodeLoop
-from swarmnode.node.showing.figures import shown
+from swarmnode.node.node import NodeLoop
+from swarmnode.node.showing.figures import figure
 from swarmnode.node.showing.node_status import NodeStatus, Summary
+from swarmnode.node.swarm_member import NetworkParts
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
 from swarmnode.training.records import TrainReport
@@ -209,7 +209,7 @@ class TextRole:
         seconds = report.makespan_s + report.closing_s
         logger.info(
             "iteration %d: loss %s over %d tokens in %.2f s",
-            report.iteration + 1, shown(loss, ".4f"), report.tokens, seconds,
+            report.iteration + 1, figure(loss, ".4f"), report.tokens, seconds,
         )  # fmt: skip
         self._data_node.trained(
             TrainReport(

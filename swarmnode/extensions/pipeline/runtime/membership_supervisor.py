@@ -15,11 +15,10 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
-from swarmnode.errors import PipelineError, SwarmnodeError
+from swarmnode.errors import PipelineError, SwarmnodeError, plain_error
 from swarmnode.extensions.pipeline.membership.membership import Membership
 from swarmnode.extensions.pipeline.plans.planning import AgreedPlan
 from swarmnode.extensions.pipeline.wire.waiting import wait_at_most
-from swarmnode.node.building.policies import plain_error
 
 logger = logging.getLogger(__name__)
 

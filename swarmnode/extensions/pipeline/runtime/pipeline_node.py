@@ -110,7 +110,7 @@ class PipelineNode:
         observed = self._slowdowns.observed(time.monotonic())
         return CostAnnouncement(self.parts.costs(), self._prober.links(), observed)
 
-    def serves(self, page: str) -> None:
+    def show_page(self, page: str) -> None:
         """Show the address of the status page."""
         self._board.show(page=page)
 
@@ -123,8 +123,8 @@ class PipelineNode:
     def _trained(self, report: TrainReport) -> None:
         """Show a finished iteration on text, and pass it to the monitors as a round."""
         self._board.enter("training", f"iteration {self.member.iteration}")
-        self._board.counted(self._view.counters, self.member.iteration)
-        self._board.learned(report)
+        self._board.show_counters(self._view.counters, self.member.iteration)
+        self._board.show_iteration(report)
         self._watcher.see("round", self.status)
 
     async def __aenter__(self) -> Self:
@@ -181,7 +181,7 @@ class PipelineNode:
         self._watcher.see("tick", self.status)
         if self._role is None:
             self._view.counters.round = self.member.iteration
-            self._board.counted(self._view.counters, self.member.iteration)
+            self._board.show_counters(self._view.counters, self.member.iteration)
         told = self._role.summary if self._role is not None else None
         return told or summary_of(self.status)
 

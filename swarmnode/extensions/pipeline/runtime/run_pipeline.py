@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from swarmnode.cpu_kernels import use_kernels
-from swarmnode.errors import CheckpointError
+from swarmnode.errors import CheckpointError, plain_error
 from swarmnode.extensions.pipeline.execution.member_records import MemberSettings
 from swarmnode.extensions.pipeline.own_stage.own_stage import OwnStageSettings
 from swarmnode.extensions.pipeline.plans.member_costs import MemberCosts
@@ -39,17 +39,19 @@ from swarmnode.extensions.pipeline.states.stage_checkpoints import StageCheckpoi
 from swarmnode.extensions.pipeline.wire.codec import codec_for
 from swarmnode.machine.hardware import torch_threads
 from swarmnode.machine.memory_plan import size_text
+from swarmnode.machine.ports import check_status_port, choose_port
 from swarmnode.machine.storage import Paths
 from swarmnode.model.base_model import find_device, find_dtype
 from swarmnode.model.built_model import source_of
 from swarmnode.network.admission import admission_to
 from swarmnode.node.building.assemble import build_discovery, build_host, check_network, seed_of
 from swarmnode.node.building.node_process import remove_running
-from swarmnode.node.building.policies import Ending, Seat, check_status_port, choose_port, ending, plain_error
+from swarmnode.node.building.policies import Seat
 from swarmnode.node.building.run import leave_note, take_identity
 from swarmnode.node.building.task_processes import start_tasks, tasks_for_strangers
 from swarmnode.node.run_control import RunControl
 from swarmnode.node.showing.board import Watchers
+from swarmnode.node.showing.ending import Ending, ending
 from swarmnode.node.showing.monitors import MonitorFeed, make_monitors, run_info
 from swarmnode.node.showing.node_source import NodeSource
 from swarmnode.node.showing.node_status import Summary, invitation
@@ -92,7 +94,7 @@ def run_pipeline(settings: Settings, *, fresh: bool) -> Ending:
         parts = _parts(seat, whole, memory, fresh=fresh)
         role = _data_role(seat, whole, tasks_for_strangers(stack, tasks))
         STOP_SIGNALS.check()
-        return ending([seat], [asyncio.run(_serve(PipelineNode(parts, watcher, role), seat))])
+        return ending([key.peer_id], [asyncio.run(_serve(PipelineNode(parts, watcher, role), seat))])
 
 
 async def _serve(node: PipelineNode, seat: Seat) -> Summary:
@@ -102,7 +104,7 @@ async def _serve(node: PipelineNode, seat: Seat) -> Summary:
             control = RunControl(stop, ("stop",))
             source = NodeSource(lambda: node.status, control, seat.config, seat.origins, seat.paths)
             with open_page(source) as page:
-                node.serves(page.address)
+                node.show_page(page.address)
                 _announce(node, page, seat)
                 STOP_SIGNALS.hand_to(node.request_stop)
                 return await node.run()

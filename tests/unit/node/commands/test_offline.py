@@ -13,12 +13,11 @@ from swarmnode.errors import CheckpointError, ConfigError, TaskError
 from swarmnode.extensions.suites.eval_command import _lines
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.node.building.local_policy import load_policy
-from swarmnode.node.building.policies import with_trained_model
 from swarmnode.node.commands.offline import OfflineEvaluation, evaluate_offline
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import Settings, load_config, load_settings
 from swarmnode.training.checkpoints.checkpoint import Waiting, take_snapshot
-from swarmnode.training.checkpoints.run_folders import STAGES
+from swarmnode.training.checkpoints.run_folders import STAGES, with_trained_model
 from swarmnode.training.records import Counters
 
 

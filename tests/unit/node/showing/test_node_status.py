@@ -89,24 +89,24 @@ async def test_a_change_of_the_verdict_is_told_once(caplog: pytest.LogCaptureFix
 
 def test_a_node_that_hears_and_gets_nothing_for_a_minute_says_so_until_something_comes() -> None:
     starving = Starving()
-    assert starving.look(0, {}, 0.0) == ""
-    assert starving.look(0, {"timeout": 3}, 10.0) == ""
-    assert starving.look(0, {"timeout": 9}, 60.0) == ""
-    assert "join a seed" in starving.look(0, {"timeout": 9}, 71.0)
-    assert starving.look(1, {"timeout": 9}, 72.0) == ""
-    assert starving.look(1, {"timeout": 9, "no_spread": 5}, 300.0) == ""
-    assert starving.look(1, {"timeout": 9, "unavailable": 3}, 301.0) == ""
-    assert "join a seed" in starving.look(1, {"timeout": 12, "unavailable": 3}, 362.0)
+    assert starving.advise(0, {}, 0.0) == ""
+    assert starving.advise(0, {"timeout": 3}, 10.0) == ""
+    assert starving.advise(0, {"timeout": 9}, 60.0) == ""
+    assert "join a seed" in starving.advise(0, {"timeout": 9}, 71.0)
+    assert starving.advise(1, {"timeout": 9}, 72.0) == ""
+    assert starving.advise(1, {"timeout": 9, "no_spread": 5}, 300.0) == ""
+    assert starving.advise(1, {"timeout": 9, "unavailable": 3}, 301.0) == ""
+    assert "join a seed" in starving.advise(1, {"timeout": 12, "unavailable": 3}, 362.0)
 
 
 def test_a_node_that_can_use_nothing_of_what_comes_says_why() -> None:
     starving = Starving()
-    assert starving.look(2, {"timeout": 1, "too_long": 3}, 0.0) == ""
-    assert starving.look(2, {"timeout": 2, "too_long": 4}, 10.0) == ""
-    said = starving.look(2, {"timeout": 2, "too_long": 6}, 71.0)
+    assert starving.advise(2, {"timeout": 1, "too_long": 3}, 0.0) == ""
+    assert starving.advise(2, {"timeout": 2, "too_long": 4}, 10.0) == ""
+    said = starving.advise(2, {"timeout": 2, "too_long": 6}, 71.0)
     assert "none could be used for 60 s" in said and "authors are asked less often" in said
     assert "answers longer in our tokenizer than we accept (rollout.max_tokens), 1 fetched too slowly" in said
-    assert starving.look(3, {"timeout": 2, "too_long": 9}, 72.0) == ""
+    assert starving.advise(3, {"timeout": 2, "too_long": 9}, 72.0) == ""
 
 
 def test_a_round_tells_what_was_not_needed_from_what_was_not_usable() -> None:

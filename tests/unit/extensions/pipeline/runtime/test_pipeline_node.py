@@ -243,10 +243,10 @@ async def test_a_member_that_is_too_small_for_a_stage_says_so_and_shows_its_page
     await until(lambda: all(member.layers is not None for member in members))
     (small,) = three.start(KEYS[3], settings=NO_DATA, free_bytes=1000)
     await until(lambda: "no stage for us; the smallest stage takes" in caplog.text)
-    small.node.serves("http://127.0.0.1:1/")
+    small.node.show_page("http://127.0.0.1:1/")
     await until(lambda: "smallest stage" in small.node.status.phase.detail)
     assert small.node.status.page == "http://127.0.0.1:1/"
-    members[0].node.serves("http://127.0.0.1:2/")
+    members[0].node.show_page("http://127.0.0.1:2/")
     assert members[0].node.status.page == "http://127.0.0.1:2/"
 
 
