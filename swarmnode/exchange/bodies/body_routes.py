@@ -1,6 +1,6 @@
 """Routes to bodies: from an author directly, or through a peer that we are connected to.
 
-ConnectionGate -> [BodyRoutes.connected];   BodyTransfer.fetch -> [.is_direct, .holders] -> whom to ask
+Host.peers -> [BodyRoutes.connected];   BodyTransfer.fetch -> [.is_direct, .holders] -> whom to ask
 
 Most homes cannot be dialled. The working route is learned from what was tried, and tried again after some
 minutes: routers are restarted, and machines are carried about.

@@ -63,6 +63,9 @@ HOLDERS_ASKED = 4
 takes longer than HEAD_START_S plus the time that a slow line needs for the body, the next is asked as
 well."""
 
+LOOK_EVERY_S = 1.0
+"""Seconds between two looks at the connections, unless a body asks for one."""
+
 LOOK_AGAIN_S = 0.2
 """Least seconds between two looks at the connections, if a body is out of reach without a new one: a home
 asks and announces within a second of connecting, and must not be told "not here"."""
@@ -120,6 +123,14 @@ class BodyTransfer:
     async def serve(self) -> None:
         """Starts answering requests. Raises NetworkError."""
         await self._host.serve(BODY_PROTOCOL, self.answer, max_request_bytes=MAX_REQUEST_BYTES)
+
+    async def run(self) -> None:
+        """Follows our connections, and fetches for others, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.holder.run())
+            while True:
+                await self._look_again()
+                await asyncio.sleep(LOOK_EVERY_S)
 
     def set_connected(self, peers: Collection[str]) -> None:
         """Sets the peers that we are connected to."""

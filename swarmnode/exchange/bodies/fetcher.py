@@ -30,7 +30,9 @@ from swarmnode.exchange.bodies.selection import (
 )
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_context import ExchangeContext
-from swarmnode.exchange.gossip.header_pool import HeaderPool
+from swarmnode.exchange.gossip.inbox import Inbox
+from swarmnode.exchange.library.shelf import Shelf
+from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.limits import (
     LOOK_S,
     MAX_ANSWERED,
@@ -87,15 +89,16 @@ class Fetcher:
         self,
         context: ExchangeContext,
         bodies: BodyTransfer,
-        pool: HeaderPool,
+        inbox: Inbox,
         buffer: ReplayBuffer,
         rules: BodyRules,
-        on_accepted: Callable[[Announcement, bytes], None],
+        shelf: Shelf | None,
     ) -> None:
-        """`on_accepted` is called with the header and the body of each group that entered the buffer."""
+        """`inbox`: the headers that wait; it refuses those of accepted groups from then on. `shelf`: that of
+        the library, which is offered these groups; None: there is none."""
         self._context, self._settings, self._ledger = context, context.settings, context.ledger
-        self._bodies, self._pool, self._buffer, self._rules = bodies, pool, buffer, rules
-        self._on_accepted = on_accepted
+        self._bodies, self._inbox, self._pool, self._shelf = bodies, inbox, inbox.pool, shelf
+        self._buffer, self._rules = buffer, rules
         self._judge = Judge(self._settings.score_timeout_s)
         self._judge_time = JudgeTime(self._ledger.reputation)
         self._unfit = UnfitTasks()
@@ -113,12 +116,11 @@ class Fetcher:
         self._gave_at: dict[str, float] = {}
         """Time at which each author last gave us a group, if that was lately."""
         self._swept_at = 0.0
-        self._woken = asyncio.Event()
         self._progress = asyncio.Event()
 
     def wake(self) -> None:
         """Has the pool looked at again: it or the demand has changed."""
-        self._woken.set()
+        self._pool.changed.set()
 
     def note_answered(self, examples: Iterable[ExampleKey]) -> None:
         """Notes examples that we have answered or are about to answer."""
@@ -154,9 +156,12 @@ class Fetcher:
     def draw(self, groups: int) -> list[RolloutGroup]:
         """Takes up to this many groups out of the buffer, each author within its share."""
         self._drop_stale_groups()
-        return self._buffer.draw(
+        drawn = self._buffer.draw(
             groups, self._context.rng, trust_of=self._context.trust_of, known=len(self._known())
         )
+        self._ledger.drawn += len(drawn)
+        self.wake()
+        return drawn
 
     def _within_reach(self, groups: int) -> int:
         known = self._known()
@@ -178,8 +183,8 @@ class Fetcher:
             while True:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(TICK_S):
-                        await self._woken.wait()
-                self._woken.clear()
+                        await self._pool.changed.wait()
+                self._pool.changed.clear()
                 self._drop_stale()
                 if self._context.host.status().state == "up":
                     self._start_fetches(fetches)
@@ -430,7 +435,10 @@ class Fetcher:
         if displaced is not None:
             self._ledger.let_go(displaced)
         self._ledger.accept(announcement.author)
-        self._on_accepted(announcement, body)
+        self._inbox.remember(announcement)
+        if self._shelf is not None:
+            group = SignedGroup(announcement.author, announcement.header, announcement.sealed, body)
+            self._shelf.offer(group)
         self._gave_at[announcement.author] = now
 
     def _drop_stale(self) -> None:

@@ -10,12 +10,11 @@ signed message, anybody can send it again. So a message that we heard before cos
 ones come out of a small allowance that all authors share.
 """
 
-from collections.abc import Callable
-
 from swarmnode.errors import Rejected
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_context import ExchangeContext
 from swarmnode.exchange.gossip.header_pool import HeaderPool
+from swarmnode.exchange.gossip.helping import Helping
 from swarmnode.exchange.limits import (
     LATE_HEADERS_BURST,
     LATE_HEADERS_PER_S,
@@ -35,19 +34,12 @@ from swarmnode.token_bucket import TokenBucket
 class Inbox:
     """Hears messages, and admits the headers that are sound and new to the pool."""
 
-    def __init__(
-        self,
-        context: ExchangeContext,
-        pool: HeaderPool,
-        on_admitted: Callable[[Announcement], None],
-        awaits: Callable[[Header], bool],
-    ) -> None:
-        """`on_admitted` is called with each header that entered the pool. Headers of neighbours do not come
-        from the network but through `take`. `awaits` returns True for headers whose right answers are wanted
-        even if their rewards are all equal (helping.py)."""
+    def __init__(self, context: ExchangeContext, helping: Helping) -> None:
+        """`helping` knows the headers whose right answers are wanted even if their rewards are all equal.
+        Headers of neighbours do not come from the network but through `take`."""
         self._context, self._settings, self._ledger = context, context.settings, context.ledger
-        self._pool = pool
-        self._on_admitted, self._awaits = on_admitted, awaits
+        self._helping = helping
+        self.pool = HeaderPool()
         self._everybody = {
             proven: TokenBucket(TOTAL_HEADERS_PER_S, TOTAL_HEADERS_BURST) for proven in (False, True)
         }
@@ -87,8 +79,7 @@ class Inbox:
         self._check_new(announcement)
         self.remember(announcement)
         self._ledger.headers_accepted += 1
-        self._ledger.let_go(Reason.CROWDED_OUT, self._pool.add(announcement))
-        self._on_admitted(announcement)
+        self._ledger.let_go(Reason.CROWDED_OUT, self.pool.add(announcement))
 
     def remember(self, announcement: Announcement) -> None:
         """Refuses this header from now on, for as long as its group is remembered. Its author may announce it
@@ -112,7 +103,7 @@ class Inbox:
         try:
             header = open_gossip(message.data, sender, arrival.at, self._settings.max_age_s)
             self._context.health.heard(sender, header)
-            spread = not self._awaits(header)
+            spread = not self._helping.awaits(header)
             check_of_use(sender, header, self._settings, self._context.tasks, spread=spread)
         except Rejected as rejected:
             reputation.announced(sender, arrival.at)

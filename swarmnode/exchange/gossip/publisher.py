@@ -38,6 +38,7 @@ class Publisher:
         self,
         context: ExchangeContext,
         bodies: BodyStore,
+        helping: Helping,
         shelf: Shelf | None,
         model: ModelLabel,
         receipts: ReceiptKeeper | None,
@@ -48,11 +49,11 @@ class Publisher:
         tokens of an answer."""
         self._encode = encode
         self._context, self._settings, self._ledger = context, context.settings, context.ledger
-        self._bodies, self._shelf, self._model, self._receipts = bodies, shelf, model, receipts
+        self._bodies, self._helping = bodies, helping
+        self._shelf, self._model, self._receipts = shelf, model, receipts
         self._topic, self._help_topic = topic_of(self._settings.swarm), help_topic_of(self._settings.swarm)
         self._pace = TokenBucket(PACE * HEADERS_PER_S, PACE * HEADERS_BURST)
         self._host_was_down = False
-        self.helping = Helping(context)
         self._asked_for_help = asyncio.Event()
 
     async def publish(self, groups: Sequence[RolloutGroup]) -> None:
@@ -66,7 +67,7 @@ class Publisher:
                 self._shelve(composed)
                 if outside:
                     await self._announce(composed)
-                    self.helping.found(group, composed.header)
+                    self._helping.found(group, composed.header)
                 self._ledger.published += 1
             except Rejected as rejected:
                 self._ledger.unpublished[rejected.reason] += 1
@@ -92,7 +93,7 @@ class Publisher:
         for task, stuck in by_task.items():
             answers = sum(len(group.completions) for group in stuck)
             example = self._context.rng.choice(stuck).example.key
-            sealed = self.helping.ask(task, example.version, answers, example)
+            sealed = self._helping.ask(task, example.version, answers, example)
             if sealed is None:
                 continue
             with suppress(NetworkError):  # Announcing groups reports that the network is down.
@@ -104,14 +105,14 @@ class Publisher:
     def hear_request(self, message: Message) -> None:
         """Takes in another node's request for help."""
         self._ledger.bytes_in += len(message.data)
-        self.helping.hear(message)
+        self._helping.hear(message)
         self._asked_for_help.set()
 
     async def run(self) -> None:
         """Signs and announces again the groups that askers could use, until cancelled."""
         while await self._asked_for_help.wait():
             self._asked_for_help.clear()
-            for header in self.helping.answers():
+            for header in self._helping.answers():
                 body = self._bodies.get(header.body_hash)
                 if body is None:
                     continue
@@ -160,7 +161,7 @@ class Publisher:
             self._shelve(composed)
             if outside:
                 self._bodies.put(composed.header.body_hash, composed.body)
-                self.helping.found(group, composed.header)
+                self._helping.found(group, composed.header)
 
     async def _announce(self, composed: SignedGroup) -> None:
         require_exchanged(self._context.tasks.get(composed.header.task))

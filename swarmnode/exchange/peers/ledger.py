@@ -29,9 +29,9 @@ class Ledger(ExchangeCounts):
         reputation: Reputation,
         clock: Callable[[], float],
         *,
-        on_ban: Callable[[str], None] = lambda peer: None,
+        on_ban: Callable[[str, float], None] = lambda peer, banned_for_s: None,
     ) -> None:
-        """`on_ban` is called with each peer that is newly banned."""
+        """`on_ban` is called with each peer that is newly banned, and the seconds that its ban lasts."""
         super().__init__()
         self.reputation = reputation
         self._on_ban = on_ban
@@ -48,7 +48,8 @@ class Ledger(ExchangeCounts):
         if known in NOT_NEEDED:
             return
         self._tell(known, peer, detail)
-        newly_banned = known.points > 0 and self.reputation.punish(peer, known.points, self._clock())
+        now = self._clock()
+        newly_banned = known.points > 0 and self.reputation.punish(peer, known.points, now)
         self.reputation.refused(peer, known)
         logger.debug("%s from %s: %s", known, peer, detail)
         if newly_banned:
@@ -59,7 +60,7 @@ class Ledger(ExchangeCounts):
                 BAN_BELOW,
                 known,
             )
-            self._on_ban(peer)
+            self._on_ban(peer, self.reputation.banned_for_s(peer, now))
 
     def _tell(self, reason: Reason, peer: str, detail: str) -> None:
         if (reason, peer) in self._told or (reason in self._told and len(self._told) >= MOST_TOLD):
@@ -77,10 +78,6 @@ class Ledger(ExchangeCounts):
         """Counts what left the pool or the buffer unused; nobody is to blame."""
         if count:
             self.dropped[reason] += count
-
-    def banned_for_s(self, peer: str) -> float:
-        """Returns how long the ban of a peer still lasts."""
-        return self.reputation.banned_for_s(peer, self._clock())
 
     def accept(self, peer: str) -> None:
         self.accepted += 1

@@ -71,9 +71,9 @@ class SeedNode:
         swarm = config.swarm.name
         beside = {help_topic_of(swarm): self._count, receipts_topic_of(swarm): self._count}
         self._headers = HeaderGossip(host, {topic_of(swarm): self._hear, **beside})
-        self._ledger = Ledger(Reputation(), time.time, on_ban=lambda peer: self._door.bar(peer))
+        self._gate = ConnectionGate(host)
+        self._ledger = Ledger(Reputation(), time.time, on_ban=self._gate.bar)
         self._bodies = BodyTransfer(host, settings, self._ledger, clock=time.time, rng=random.Random())
-        self._door = ConnectionGate(host, self._ledger.banned_for_s, self._bodies.set_connected)
         self._health = SwarmHealth(swarm, time.time)
         self._pace = TokenBucket(TOTAL_HEADERS_PER_S, TOTAL_HEADERS_BURST)
         """Headers that are looked into; all are passed on."""
@@ -113,8 +113,8 @@ class SeedNode:
             "screen and peers": self._keep_looking,
             "discovery": self._discovery.run,
             "relay": self._relay,
-            "bodies": self._bodies.holder.run,
-            "keep banned peers out": self._door.run,
+            "bodies": self._bodies.run,
+            "keep banned peers out": self._gate.run,
         }
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(supervise(name, service)) for name, service in services.items()]

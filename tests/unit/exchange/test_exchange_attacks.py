@@ -8,6 +8,7 @@ import pytest
 
 from swarmnode.exchange.bodies.body_transfer import BODY_PROTOCOL, MAX_REQUEST_BYTES
 from swarmnode.exchange.bodies.fetcher import FETCHES_OF_PROVEN
+from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.limits import (
     LATE_S,
@@ -197,7 +198,7 @@ async def test_names_that_nobody_reaches_are_dialled_seldom_however_many_they_ar
         for name in names(200):
             victim.hear(name, announcement_of(name).sealed)
         # Those that were under way when the last of the allowance was used up.
-        most = VAIN_DIALS_BURST + victim.exchange._settings.fetch_concurrency
+        most = VAIN_DIALS_BURST + ExchangeSettings().fetch_concurrency
         await until(lambda: victim.dropped("unavailable") >= VAIN_DIALS_BURST)
         await asyncio.sleep(0.1)
         assert victim.dropped("unavailable") <= most

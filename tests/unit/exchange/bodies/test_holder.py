@@ -8,13 +8,12 @@ from functools import partial
 
 import pytest
 
+from swarmnode.exchange.bodies import body_transfer
 from swarmnode.exchange.bodies.body_routes import DIAL_AGAIN_S, BodyRoutes
-from swarmnode.exchange.bodies.body_transfer import BODY_PROTOCOL, MAX_REQUEST_BYTES
+from swarmnode.exchange.bodies.body_transfer import BODY_PROTOCOL, LOOK_EVERY_S, MAX_REQUEST_BYTES
 from swarmnode.exchange.bodies.holder import MAX_ANNOUNCED_PER_AUTHOR, MAX_TRIES, Holder
 from swarmnode.exchange.gossip.header_gossip import topic_of
 from swarmnode.exchange.limits import TAKEN_PER_GIVEN
-from swarmnode.exchange.peers import connection_gate
-from swarmnode.exchange.peers.connection_gate import LOOK_EVERY_S
 from swarmnode.exchange.peers.reputation import Reputation
 from swarmnode.extensions.seed.seed_node import SeedNode
 from swarmnode.identity.node_key import NodeKey
@@ -76,7 +75,7 @@ async def test_who_announces_and_asks_in_the_moment_in_which_it_comes_is_served(
         home(network, 1, public) as a,
         home(network, 2, public) as b,
     ):
-        monkeypatch.setattr(connection_gate, "LOOK_EVERY_S", 3600.0)
+        monkeypatch.setattr(body_transfer, "LOOK_EVERY_S", 3600.0)
         await until(lambda: knows(seed, a, b))
         await asyncio.sleep(1.5 * LOOK_EVERY_S)
         for bodies in (seed._bodies, b.exchange._bodies):
