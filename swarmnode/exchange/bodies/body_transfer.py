@@ -18,6 +18,7 @@ import logging
 import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from time import monotonic
 
 from swarmnode.errors import (
     HostDown,
@@ -118,7 +119,7 @@ class BodyTransfer:
         self._vain_asks = TokenBucket(VAIN_ASKS_PER_S, VAIN_ASKS_BURST)
         self._looking = asyncio.Lock()
         self._looked_at = 0.0
-        """Time at which we last learnt which peers are connected, on the loop's clock."""
+        """Time at which we last learnt which peers are connected, on a clock that nobody sets."""
 
     async def serve(self) -> None:
         """Starts answering requests. Raises NetworkError."""
@@ -134,16 +135,15 @@ class BodyTransfer:
 
     def set_connected(self, peers: Collection[str]) -> None:
         """Sets the peers that we are connected to."""
-        self._looked_at = asyncio.get_running_loop().time()
+        self._looked_at = monotonic()
         self.routes.connected = frozenset(peers)
         self.holder.set_connected(peers)
 
     async def _look_again(self) -> None:
         """Looks up the connections again; concurrent callers share one look-up."""
-        loop = asyncio.get_running_loop()
-        wanted_at = loop.time()
+        wanted_at = monotonic()
         async with self._looking:
-            await asyncio.sleep(max(0.0, self._looked_at + LOOK_AGAIN_S - loop.time()))
+            await asyncio.sleep(max(0.0, self._looked_at + LOOK_AGAIN_S - monotonic()))
             if self._looked_at >= wanted_at:
                 return
             try:
@@ -214,7 +214,7 @@ class BodyTransfer:
         held = self._held(announcement.header.body_hash)
         if held is not None:
             return held
-        search = _Search(announcement, asyncio.get_running_loop().time() + timeout_s)
+        search = _Search(announcement, monotonic() + timeout_s)
         body = self._fetched(search, await self._ask(peer, search, timeout_s))
         self._ledger.reputation.gave(peer, len(body))
         return body
@@ -229,7 +229,7 @@ class BodyTransfer:
             return held
         if not self.routes.connected:
             await self._look_again()
-        search = _Search(announcement, asyncio.get_running_loop().time() + timeout_s)
+        search = _Search(announcement, monotonic() + timeout_s)
         return self._fetched(search, await self._find(search))
 
     def _fetched(self, search: "_Search", body: bytes | None) -> bytes:
@@ -377,7 +377,7 @@ class _Search:
 
     @property
     def left_s(self) -> float:
-        return self.deadline - asyncio.get_running_loop().time()
+        return self.deadline - monotonic()
 
 
 def read_request(request: bytes) -> tuple[bytes, str]:

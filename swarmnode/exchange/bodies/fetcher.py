@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from time import monotonic
 
 from swarmnode.bounded_dict import BoundedDict
 from swarmnode.errors import HostDown, Rejected
@@ -79,7 +80,7 @@ class Fetch:
     trust: Trust
     """Trust in its author when the fetch began."""
     began: float
-    """Start of the fetch, on the loop's clock."""
+    """Start of the fetch, on a clock that nobody sets."""
 
 
 class Fetcher:
@@ -202,12 +203,12 @@ class Fetcher:
             tasks = [waiting.header.task for waiting in headers]
             announcement = headers[choose_header(tasks, self.needs, self._context.rng)]
             self._pool.remove(announcement)
-            known = self._context.trust_of(chosen.author) != "newcomer"
+            known = self._context.is_known(chosen.author)
             self._unfit.tried(announcement.header.task, self._context.clock(), known=known)
             if announcement.given is not None:
                 self._take_over(announcement, announcement.given)
                 continue
-            fetch = Fetch(announcement, chosen.trust, _now_s())
+            fetch = Fetch(announcement, chosen.trust, monotonic())
             self._fetching[fetch] = None
             fetches.create_task(self._acquire(fetch), name=f"fetch from {announcement.author}")
 
@@ -220,7 +221,7 @@ class Fetcher:
     def _running(self) -> "Counter[Trust]":
         """Counts the fetches under way by trust. A fetch from a proven author that takes long counts as one
         from a slow author, so that others need not wait until it is given up."""
-        now = _now_s()
+        now = monotonic()
         return Counter(
             "slow" if fetch.trust == "proven" and now - fetch.began > SLOW_S else fetch.trust
             for fetch in self._fetching
@@ -285,7 +286,7 @@ class Fetcher:
         return [one for one in headers if one.header.task not in unfit] if unfit else headers
 
     def _may_judge(self, trust: Trust) -> bool:
-        return self._judge_time.is_left(trust, _now_s())
+        return self._judge_time.is_left(trust, monotonic())
 
     def _hears_newcomers(self) -> bool:
         """Returns True if there is room for a newcomer's group, and newcomers have not given us too much in
@@ -309,7 +310,7 @@ class Fetcher:
         return (
             self._buffer.by_author[author] + under_way < share
             and reputation.may_be_asked(author, now)
-            and reputation.has_judge_time(author, _now_s())
+            and reputation.has_judge_time(author, monotonic())
             and not self._judge.is_stuck_on(author)
             and not reputation.is_banned(author, now)
         )
@@ -329,7 +330,7 @@ class Fetcher:
         def judged(seconds: float) -> None:
             took(seconds)
             if payer is not None:
-                self._judge_time.took(payer, self._context.trust_of(payer), seconds, _now_s())
+                self._judge_time.took(payer, self._context.trust_of(payer), seconds, monotonic())
 
         found = await self._judge.run(lambda: _checked(groups, self._rules), judged, author=payer or "")
         for (announcement, _), checked in zip(groups, found, strict=False):
@@ -341,7 +342,7 @@ class Fetcher:
         """Returns True if our judge has time left for this peer."""
         return (
             self._may_judge(self._context.trust_of(payer))
-            and self._ledger.reputation.has_judge_time(payer, _now_s())
+            and self._ledger.reputation.has_judge_time(payer, monotonic())
             and self._judge.stuck < MAX_STUCK_JUDGEMENTS
             and not self._judge.is_stuck_on(payer)
         )
@@ -351,7 +352,7 @@ class Fetcher:
         others."""
         announcement, reputation = fetch.announcement, self._ledger.reputation
         author = announcement.author
-        began, body, took_s = _now_s(), b"", 0.0
+        began, body, took_s = monotonic(), b"", 0.0
 
         def took(seconds: float) -> None:
             nonlocal took_s
@@ -359,7 +360,7 @@ class Fetcher:
 
         try:
             body = await self._bodies.fetch(announcement, timeout_s=self._patience_s(author))
-            took_s = _now_s() - began
+            took_s = monotonic() - began
             (checked,) = await self.judged_together([(announcement, body)], took, payer=author)
             if isinstance(checked, Rejected):
                 raise checked
@@ -385,7 +386,7 @@ class Fetcher:
 
     def _overran(self, announcement: Announcement) -> None:
         task, author = announcement.header.task, announcement.author
-        known = self._context.trust_of(author) != "newcomer"
+        known = self._context.is_known(author)
         if self._unfit.overran(task, author, self._context.clock(), known=known):
             logger.warning(
                 "episodes of %s take longer here than the limit for strangers (%g s a group); fetching few"
@@ -398,7 +399,7 @@ class Fetcher:
 
     def _patience_s(self, author: str) -> float:
         """Returns the seconds that a fetch from this author may take."""
-        if self._context.trust_of(author) != "newcomer":
+        if self._context.is_known(author):
             return self._settings.fetch_timeout_s
         tried = min(self._ledger.reputation.known(author).failures, 16)
         return min(self._settings.fetch_timeout_s, NEWCOMER_PATIENCE_S * 2.0**tried)
@@ -407,10 +408,10 @@ class Fetcher:
         """Handles a fetch that gave us nothing: pauses before the next, and counts its cost."""
         if reason in (Reason.JUDGE_STUCK, Reason.JUDGE_BUSY):
             return
-        is_new = self._context.trust_of(author) == "newcomer"
-        if reason == Reason.COPIED and not is_new:  # A copier may have been heard before the author.
+        known = self._context.is_known(author)
+        if reason == Reason.COPIED and known:  # A copier may have been heard before the author.
             return
-        if is_new:
+        if not known:
             self._vain.owe(size_bytes)
             self._vain_dials.owe(not self._bodies.routes.leads_to(author))
         # Our judge may have had no time for the answers whose rewards differ.
@@ -468,7 +469,3 @@ def _checked(groups: Sequence[tuple[Announcement, bytes]], rules: BodyRules) -> 
         except Rejected as rejected:
             found.append(rejected)
     return found
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

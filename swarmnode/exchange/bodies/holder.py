@@ -21,6 +21,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
+from time import monotonic
 
 from swarmnode.errors import Rejected
 from swarmnode.exchange.library.signed_group import glance
@@ -192,7 +193,7 @@ class Holder:
         return None if running.cancelled() else running.result()
 
     def _has_place(self, author: Author) -> bool:
-        if len(self._pulls) >= MAX_PULLS or not author.waits.has(0.0, now=_now_s()):
+        if len(self._pulls) >= MAX_PULLS or not author.waits.has(0.0, now=monotonic()):
             return False
         if author.gave:
             return author.pulls < MAX_PULLS_PER_AUTHOR
@@ -217,13 +218,13 @@ class Holder:
         return task
 
     async def _fetch(self, name: str, author: Author, body_hash: bytes, announced: Announced) -> bytes | None:
-        body, began = None, _now_s()
+        body, began = None, monotonic()
         try:
             body = await self._pull(name, body_hash, announced.size_bytes)
         except Exception:
             # The peer boundary: whatever one author does to us, we go on fetching from the others.
             logger.exception("failed to fetch a body of %s for others", name)
-        took_s = _now_s() - began
+        took_s = monotonic() - began
         if body is None:
             announced.tries -= 1
             author.waits.owe(took_s)
@@ -232,7 +233,3 @@ class Holder:
             author.waits.owe(max(0.0, took_s - SLOW_S))
             self.pulled += 1
         return body
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

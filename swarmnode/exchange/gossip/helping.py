@@ -217,8 +217,8 @@ class Helping:
             raise Rejected(Reason.GOSSIP_TOO_LARGE)
         allowance = self._allowances.get(author) or TokenBucket(ASKS_PER_S, ASKS_BURST)
         self._allowances[author] = allowance
-        is_new = self._context.trust_of(author) == "newcomer"
-        if not allowance.take(now=now) or (is_new and not self._newcomers.take(now=now)):
+        known = self._context.is_known(author)
+        if not allowance.take(now=now) or not (known or self._newcomers.take(now=now)):
             raise Rejected(Reason.RATE_LIMITED)
         envelope = unseal(message.data, CONTEXT, max_bytes=MAX_REQUEST_BYTES)
         if envelope.author != author:

@@ -84,7 +84,7 @@ class Inbox:
     def remember(self, announcement: Announcement) -> None:
         """Refuses this header from now on, for as long as its group is remembered. Its author may announce it
         again because somebody asked for help, and must not be blamed for a copy."""
-        seen = self.seen[self._is_proven(announcement.author)]
+        seen = self.seen[self._context.is_known(announcement.author)]
         seen.renew(_identity(announcement), self._context.arrive().at)
 
     def _hear(self, message: Message, arrival: Arrival) -> None:
@@ -98,7 +98,7 @@ class Inbox:
             raise Rejected(Reason.DUPLICATE)
         if not reputation.may_announce(sender, arrival.at):
             raise Rejected(Reason.RATE_LIMITED)
-        if not self._everybody[self._is_proven(sender)].take(now=arrival.at):
+        if not self._everybody[self._context.is_known(sender)].take(now=arrival.at):
             raise Rejected(Reason.OVER_CAPACITY)
         try:
             header = open_gossip(message.data, sender, arrival.at, self._settings.max_age_s)
@@ -133,9 +133,6 @@ class Inbox:
             seen.forget(announcement.arrival.at)
         if any(identity in seen for seen in self.seen.values()):
             raise Rejected(Reason.DUPLICATE)
-
-    def _is_proven(self, author: str) -> bool:
-        return self._context.trust_of(author) != "newcomer"
 
 
 _SIGNED = frozenset(

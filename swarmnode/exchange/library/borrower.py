@@ -23,6 +23,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from time import monotonic
 
 from swarmnode.errors import HostDown, NetworkError, Rejected
 from swarmnode.exchange.bodies.body_transfer import HASH_BYTES, BodyTransfer
@@ -197,7 +198,7 @@ class Borrower:
         await self._settled.wait()
         await self._read_own()
         while len(self._known) < MAX_LOOKED_AT:
-            begun, self._wants_more, self._done = _now_s(), False, False
+            begun, self._wants_more, self._done = monotonic(), False, False
             await self._ask_around(until=begun + LOOK_FOR_S)
             self._taken = self._taken_bytes = 0
             self._done = True
@@ -206,12 +207,12 @@ class Borrower:
 
     async def _until_there_is_a_reason(self, begun: float) -> None:
         """Waits for a reason to ask again, and at least AGAIN_S from the beginning of the last search."""
-        there_at = _now_s()
-        while _now_s() < begun + AGAIN_S or not (self._wants_more or not self._lenders):
+        there_at = monotonic()
+        while monotonic() < begun + AGAIN_S or not (self._wants_more or not self._lenders):
             await asyncio.sleep(LOOK_LATE_S)
             if await self._context.is_anybody_there():
-                self._wants_more |= _now_s() >= there_at + CUT_OFF_S
-                there_at = _now_s()
+                self._wants_more |= monotonic() >= there_at + CUT_OFF_S
+                there_at = monotonic()
 
     async def _ask_around(self, *, until: float) -> None:
         """Runs one search, which asks at most MAX_LENDERS peers."""
@@ -221,10 +222,10 @@ class Borrower:
             while not self._is_enough() and asked < MAX_LENDERS:
                 room = min(LENDERS_AT_ONCE - len(asking), MAX_LENDERS - asked)
                 for peer in (await self._peers())[:room]:
-                    self._asked_at[peer] = _now_s()
+                    self._asked_at[peer] = monotonic()
                     asking.add(lenders.create_task(self._borrow_from(peer), name=f"library of {peer}"))
                     asked += 1
-                if (late := _now_s() >= until) and self._lenders:
+                if (late := monotonic() >= until) and self._lenders:
                     return
                 await asyncio.sleep(LOOK_LATE_S if late else LOOK_EVERY_S)
                 asking = {task for task in asking if not task.done()}
@@ -275,7 +276,7 @@ class Borrower:
 
     async def _peers(self) -> list[str]:
         """Returns the connected peers that may be asked and were not asked lately, in random order."""
-        since = _now_s() - AGAIN_S
+        since = monotonic() - AGAIN_S
         self._asked_at = {peer: at for peer, at in self._asked_at.items() if at > since}
         try:
             peers = sorted(set(await self._context.host.peers()) - self._asked_at.keys())
@@ -533,7 +534,3 @@ def _teaches(group: RolloutGroup) -> bool:
 async def _until(holds: Callable[[], bool]) -> None:
     while not holds():  # noqa: ASYNC110  time passes by itself, and rounds have no event to wait for
         await asyncio.sleep(LOOK_EVERY_S)
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

@@ -310,7 +310,7 @@ async def test_a_crowd_that_waits_for_silent_authors_leaves_places_for_streams(c
 
 async def test_an_author_that_let_us_wait_is_not_waited_for_again_at_once(composed_by, monkeypatch) -> None:
     author, now, asked = key(1), 0.0, 0
-    monkeypatch.setattr("swarmnode.exchange.bodies.holder._now_s", lambda: now)
+    monkeypatch.setattr("swarmnode.exchange.bodies.holder.monotonic", lambda: now)
 
     async def pull(peer: str, body_hash: bytes, size_bytes: int) -> bytes | None:
         nonlocal now, asked
