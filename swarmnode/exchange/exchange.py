@@ -152,7 +152,7 @@ class Exchange:
         self._is_reached = await self._reach_host()
         await self._group.__aenter__()
         self._running = self._group.create_task(self._run(), name="exchange")
-        self._neighbourhood.enter(key.peer_id, self._inbox.take)
+        self._neighbourhood.enter(key.peer_id, self._inbox.take_from_neighbour)
         return self
 
     async def __aexit__(
@@ -188,7 +188,7 @@ class Exchange:
         that may be announced later. Faults of peers and of the network raise nothing here.
         """
         self._context.policy_version = policy_version
-        self._fetcher.want(j)
+        self._fetcher.set_demand(j)
         if self._fetcher.drawable(j) < j and await self._context.is_anybody_there():
             with suppress(TimeoutError):
                 async with asyncio.timeout(deadline_s):
@@ -202,10 +202,10 @@ class Exchange:
         Returns the tasks that it asked about; none if nobody would hear it."""
         return await self._publisher.ask_for_help(groups)
 
-    def asked_of_us(self, count: int) -> list[ExampleKey]:
+    def take_examples(self, count: int) -> list[ExampleKey]:
         """Returns at most `count` examples that others asked for help with and that we should try, too. None
         is returned twice, and none that we have answered."""
-        wanted = self._helping.to_try(count, self._fetcher.answered)
+        wanted = self._helping.take_examples(count, self._fetcher.answered)
         self._fetcher.note_answered(wanted)
         return wanted
 
@@ -227,7 +227,7 @@ class Exchange:
     def stats(self) -> ExchangeStats:
         reputation = self._ledger.reputation
         return ExchangeStats(
-            **self._ledger.counted(),
+            **self._ledger.counts(),
             headers_waiting=len(self._inbox.pool),
             buffered=len(self._buffer),
             banned_peers=reputation.banned_peers(),
@@ -271,7 +271,7 @@ class Exchange:
         return True
 
     def _hear(self, message: Message) -> None:
-        self._bodies.holder.heard(message)
+        self._bodies.holder.note_announcement(message)
         self._inbox.hear(message)
 
     async def _remember(self) -> None:

@@ -371,7 +371,7 @@ class NodeLoop:
         if (library := self._library) is None:
             return {}
         origins = await self._workers.learn(self._learner.origins)
-        library.settle(origins.keys())
+        library.note_book(origins.keys())
         return origins
 
     async def _catch_up(self, rollouts: RoundRollouts, report: TrainReport) -> None:
@@ -379,7 +379,7 @@ class NodeLoop:
         if (library := self._library) is None:
             return
         before = self._catching_up
-        answers = library.drawn_of(self._origins)
+        answers = library.count_drawn(self._origins)
         now = after_round(before, round_of(rollouts.groups, answers, report, self._config))
         self._catching_up = now
         found = library.borrowed
@@ -400,7 +400,7 @@ class NodeLoop:
         if self._library is not None:
             new = self._origins.keys() - before.keys()
             taught = [(*origin, self._origins[origin]) for origin in new]
-        receipts.learnt(taught)
+        receipts.note_learnt(taught)
 
     def _prefer_what_we_fail_on(self, report: TrainReport) -> None:
         if self._network is not None and report.pass_rates:
@@ -434,8 +434,8 @@ class NodeLoop:
         asked = await exchange.ask_for_help([group for group in groups if group.example.key.task in stuck])
         self._goes_on(after_help(self._droughts, asked, others))
         if self._library is not None and any(not self._droughts[task].given for task in stuck):
-            self._library.wants_more()
-        wanted = exchange.asked_of_us(max(1, round(share * self._config.rollout.groups))) if share else []
+            self._library.ask_again()
+        wanted = exchange.take_examples(max(1, round(share * self._config.rollout.groups))) if share else []
         if wanted:
             await self._workers.learn(self._learner.answer_too, wanted)
 

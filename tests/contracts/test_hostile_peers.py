@@ -557,7 +557,7 @@ async def test_the_answers_of_another_node_are_trained_on_once(stage):
         await s.mallory.announce(copied)
         await s.counted("copied")
         assert s.score_of_mallory() == 100.0, "who comes second may be the one that was copied"
-        assert s.victim.exchange._ledger.reputation.known(s.mallory.key.peer_id).pause_s(s.clock()) > 0
+        assert s.victim.exchange._ledger.reputation.standing_of(s.mallory.key.peer_id).pause_s(s.clock()) > 0
         await s.goes_on()
 
 

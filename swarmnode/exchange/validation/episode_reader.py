@@ -49,7 +49,7 @@ class EpisodeReader:
         for answer in answers:
             if not isinstance(answer.text, tuple):
                 raise Rejected(Reason.MALFORMED_BODY, "an environment's answer without turns")
-            turns = self._turns(answer.text)
+            turns = self._play(answer.text)
             if turns is None:
                 break
             played.append(self._completion(turns))
@@ -57,31 +57,31 @@ class EpisodeReader:
             raise Rejected(Reason.PLAY_TIMEOUT, f"no episode ended within {PLAY_S:g} s")
         return played
 
-    def _turns(self, saids: Sequence[str]) -> tuple[Turn, ...] | None:
+    def _play(self, saids: Sequence[str]) -> tuple[Turn, ...] | None:
         """Returns the episode. (): it ends elsewhere or is too long. None: there was no time."""
         turns: list[Turn] = []
         most = self.task.most_turns
         left = sum(map(len, saids))
         for said in saids[:most]:
             if self._is_too_long(turns, left):
-                return self._refused(Reason.TOO_LONG)
+                return self._refuse(Reason.TOO_LONG)
             if len(turns) + 1 == most:
                 turns.append(Turn(said))  # Nothing replies to it, as in its author's environment.
                 break
             left -= len(said)
             if self.clock() - self._began > PLAY_S:
                 return None
-            observed = self._observed([*turns, Turn(said)])
+            observed = self._observe([*turns, Turn(said)])
             turns.append(Turn(said, observed or ()))
             if observed is None:
                 break
         if len(turns) < len(saids):
-            return self._refused(Reason.UNPLAYABLE)
+            return self._refuse(Reason.UNPLAYABLE)
         if turns[-1].observed and len(turns) < most:
             return ()
         return (*turns[:-1], Turn(saids[-1]))
 
-    def _observed(self, turns: Sequence[Turn]) -> "tuple[dict[str, str], ...] | None":
+    def _observe(self, turns: Sequence[Turn]) -> "tuple[dict[str, str], ...] | None":
         try:
             return self.task.observe(self.example, turns)
         except TaskError as error:
@@ -93,7 +93,7 @@ class EpisodeReader:
             return True
         return bool(turns) and len(self.encode_turns(turns, "length")[0]) > self.max_tokens
 
-    def _refused(self, reason: Reason) -> tuple[Turn, ...]:
+    def _refuse(self, reason: Reason) -> tuple[Turn, ...]:
         if self.refusal == Reason.UNFINISHED:
             self.refusal = reason
         return ()
@@ -105,7 +105,7 @@ class EpisodeReader:
         # "length": nobody knows whether the author's policy ended its last turn (body_check.py).
         token_ids, given = self.encode_turns(turns, "length") if fits else (None, ())
         if token_ids is None or len(token_ids) > self.max_tokens:
-            self._refused(Reason.TOO_LONG)
+            self._refuse(Reason.TOO_LONG)
             return None
         spans = one_span(self.policy_version, len(token_ids))
         return Completion(turns, token_ids, None, spans, "length", given=given)

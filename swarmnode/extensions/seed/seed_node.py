@@ -140,12 +140,12 @@ class SeedNode:
 
     def _hear(self, message: Message) -> None:
         self._count(message)
-        self._bodies.holder.heard(message)
+        self._bodies.holder.note_announcement(message)
         if self._pace.take(now=time.time()):
             with suppress(Rejected):
                 author, header = open_header(message.data)
                 if author == message.sender:
-                    self._health.heard(author, header)
+                    self._health.note_header(author, header)
 
     def _count(self, message: Message) -> None:
         self._ledger.headers_seen += 1

@@ -130,7 +130,7 @@ class Node:
 
     def accepted(self, other: "Node | NodeKey") -> int:
         key = other if isinstance(other, NodeKey) else other.key
-        return self.exchange._ledger.reputation.known(key.peer_id).accepted
+        return self.exchange._ledger.reputation.standing_of(key.peer_id).accepted
 
     def hear(self, key: NodeKey, sealed: bytes) -> None:
         """As gossip brings it: signed by its author, whoever passed it on."""

@@ -98,7 +98,7 @@ class Asked(Impatient):
         self.has_asked = self.has_asked or bool(groups)
         return await super().ask_for_help(groups)
 
-    def asked_of_us(self, count: int) -> list[ExampleKey]:
+    def take_examples(self, count: int) -> list[ExampleKey]:
         self.asked_for.append(count)
         return [ExampleKey("sum", "1", 99, len(self.asked_for))]
 
@@ -605,7 +605,7 @@ async def test_a_node_that_cannot_start_its_exchange_leaves_nothing_running() ->
     mixed = NetworkParts(member.host, strange.exchange, member.discovery)
     learner = FakeLearner("me")
     one = node(learner, network=mixed)
-    strange.exchange._key = member.exchange._key  # an exchange whose key is not its host's
+    strange.exchange._context.key = member.exchange._context.key  # an exchange whose key is not its host's
     with pytest.raises(IdentityError):
         await run(one)
     assert member.host.status().state == "closed"

@@ -65,7 +65,7 @@ class Mender:
         kept = whole
         for answer, result in zip(answers, results, strict=True):
             if result.outcome == "mended":
-                self._tell(result)
+                self._log_first(result)
                 entry = msgspec.structs.replace(answer.entry, token_ids=result.token_ids)
                 kept.append(BookCandidate(answer.example, result.text, entry))
             elif result.outcome == "untouched":
@@ -80,7 +80,7 @@ class Mender:
             self._renderer.prompt_ids(answer.example.prompt),
             entry.token_ids,
             answer.text,
-            self._pieces.odd(entry.task, entry.author, entry.token_ids),
+            self._pieces.odd_places(entry.task, entry.author, entry.token_ids),
         )
 
     def _judge(self, answer: ForeignAnswer, texts: Sequence[str]) -> list[float | None]:
@@ -104,7 +104,7 @@ class Mender:
             return unknown
         return [total_reward(named) for named in scores]
 
-    def _tell(self, result: MendedAnswer) -> None:
+    def _log_first(self, result: MendedAnswer) -> None:
         """Logs the first mended answer of each author."""
         author = result.source.author
         if author in self._logged:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from swarmnode.training.rules.mending.cuts import Reading, ReadingRequest, looked_at
+from swarmnode.training.rules.mending.cuts import Reading, ReadingRequest, places_to_look_at
 from swarmnode.training.rules.mending.mending import (
     LONGEST_TOKENS,
     ForeignAnswer,
@@ -51,7 +51,7 @@ class Policy:
     def _reading(self, row: ReadingRequest) -> Reading:
         text = "".join(map(chr, row.token_ids))
         logprobs = [self._logprob(text[:place], letter) for place, letter in enumerate(text)]
-        looks = [] if row.looks is None else looked_at(logprobs, row.looks)
+        looks = [] if row.looks is None else places_to_look_at(logprobs, row.looks)
         after = {p: [self._logprob(text[:p], later) for later in text[p + 1 :]] for p in looks}
         return Reading(logprobs, after)
 
