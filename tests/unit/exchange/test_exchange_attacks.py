@@ -304,8 +304,7 @@ async def test_who_passes_off_the_header_of_another_pays_for_it_itself(start, an
     async with start(MemoryNetwork(), 2) as node:
         node.hear(thief, announcement_of(v).sealed)
         await until(lambda: node.dropped("sender_mismatch") == 1)
-        reputation = node.exchange._ledger.reputation
-        assert reputation.score(thief.peer_id, 0.0) < reputation.score(v.peer_id, 0.0) == 100.0
+        assert node.figures_of(thief.peer_id).score < node.figures_of(v.peer_id).score == 100.0
 
 
 async def test_whoever_is_banned_is_disconnected_and_kept_away(start, announcement_of, clock):

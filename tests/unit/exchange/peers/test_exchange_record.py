@@ -146,8 +146,8 @@ async def test_bans_and_proofs_outlive_a_restart(live, sealed_of, key):
         await until(lambda: first[0].stats().banned_peers == (STRANGER,))
     async with live() as second:
         assert second[0].stats().banned_peers == (STRANGER,)
-        assert [one.accepted for one in second[0].stats().peers] == [PROVEN_AFTER]
-        assert second[0]._context.trust_of(key.peer_id) == "proven"
+        (known,) = second[0].stats().peers
+        assert (known.accepted, known.trust) == (PROVEN_AFTER, "proven")
 
 
 async def test_it_is_written_now_and_then_and_only_when_there_is_news(path: Path, monkeypatch):

@@ -79,8 +79,8 @@ def test_a_crowd_of_names_and_tasks_is_bounded(clock: Clock) -> None:
         health.note_header("one", header(f"task {number}"))
         health.note_version(f"name {number}", f"version {number}")
     found = seen(health, clock)
-    assert found.nodes == len(health._nodes) == MAX_NODES
-    assert len(health._nodes["one"].tasks) == MAX_TASKS_OF_NODE
+    assert found.nodes == MAX_NODES
+    assert found.different_tasks == 1 + MAX_TASKS_OF_NODE
     assert len(found.tasks) <= MOST_NAMES and len(found.versions) == MOST_NAMES
 
 
