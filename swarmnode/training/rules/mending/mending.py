@@ -64,11 +64,6 @@ Read = Callable[[Sequence[ReadingRequest]], Sequence[Reading]]
 
 Outcome = Literal["untouched", "mended", "refused"]
 
-Why = Literal["likely", "no gain", "needed", "cut", "too long", "over budget", "not judged", "not text"]
-"""likely: nothing in it is doubtful. no gain: no cut makes it likelier. needed: the judge or the rest of the
-text needs every piece. over budget: the round has read enough. not judged: our judge gave the whole no
-reward, or gave less once pieces came back. not text: the part is empty in our tokens."""
-
 
 @dataclass(frozen=True, slots=True)
 class ForeignAnswer:
@@ -94,7 +89,6 @@ class MendedAnswer:
 
     source: ForeignAnswer
     outcome: Outcome
-    why: Why
     text: str
     token_ids: tuple[int, ...]
 
@@ -116,7 +110,7 @@ class _Case:
     drafts: dict[tuple[int, ...], _Draft] = field(default_factory=dict[tuple[int, ...], _Draft])
     """All parts read so far, by the places they keep."""
     chosen: tuple[int, ...] | None = None
-    refused: Why | None = None
+    refused: bool = False
     reward: float | None = None
     """Reward of the whole answer, judged together with its parts."""
 
@@ -134,8 +128,8 @@ class _Case:
 
     def is_too_long(self) -> bool:
         if len(self.answer.token_ids) > LONGEST_TOKENS:
-            self.refused = "too long"
-        return self.refused is not None
+            self.refused = True
+        return self.refused
 
     def row(self, kept: tuple[int, ...], end: int, *, for_cuts: bool) -> ReadingRequest:
         ids = tuple(self.answer.token_ids[place] for place in kept)
@@ -191,7 +185,7 @@ class _Mending:
                 self._choose(case)
             self._bring_back([case for case in wave if case.chosen is not None])
         for case in waiting:
-            case.refused = "over budget"
+            case.refused = True
 
     def _affordable(self, waiting: Sequence[_Case]) -> list[_Case]:
         left = self._tokens_left
@@ -224,7 +218,7 @@ class _Mending:
 
     def _next_parts(self, case: _Case, parts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """Returns the parts to read next, with one more cut than these."""
-        if not parts or case.refused is not None or case.best.kept not in parts:
+        if not parts or case.refused or case.best.kept not in parts:
             # The last cut brought nothing.
             return []
         by_gain, by_hope = _next_cuts(case, parts)
@@ -237,7 +231,7 @@ class _Mending:
 
     def _choose(self, case: _Case) -> None:
         """Chooses the best part among all that were read."""
-        if case.refused is None and case.reward is not None:
+        if not case.refused and case.reward is not None:
             case.chosen = case.best.kept
 
     def _judge_parts(self, case: _Case, parts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -248,7 +242,7 @@ class _Mending:
         whole, *rewards = self._judge(case.answer, [case.answer.text, *texts.values()])
         case.reward = whole
         if whole is None:
-            case.refused = "not judged"
+            case.refused = True
             return []
         return [
             kept
@@ -287,24 +281,20 @@ class _Mending:
         if back == case.whole or self._judge_parts(case, [back]):
             case.chosen = back
         else:
-            case.refused = case.refused or "not judged"
+            case.refused = True
 
     # ---- results ----
 
     def _result(self, answer: ForeignAnswer, case: _Case | None) -> MendedAnswer:
-        if case is None:
-            return MendedAnswer(answer, "untouched", "likely", answer.text, answer.token_ids)
-        if case.refused is not None:
-            return MendedAnswer(answer, "refused", case.refused, answer.text, answer.token_ids)
-        chosen = case.chosen
-        if chosen is None or chosen == case.whole:
-            why: Why = "needed" if chosen is not None or case.reward is not None else "no gain"
-            return MendedAnswer(answer, "untouched", why, answer.text, answer.token_ids)
-        text = self._text(case, chosen)
+        if case is not None and case.refused:
+            return MendedAnswer(answer, "refused", answer.text, answer.token_ids)
+        if case is None or case.chosen is None or case.chosen == case.whole:
+            return MendedAnswer(answer, "untouched", answer.text, answer.token_ids)
+        text = self._text(case, case.chosen)
         ids = self._renderer.encode_completion(text, "length") if text is not None else ()
         if text is None or not ids:
-            return MendedAnswer(answer, "refused", "not text", answer.text, answer.token_ids)
-        return MendedAnswer(answer, "mended", "cut", text, ids)
+            return MendedAnswer(answer, "refused", answer.text, answer.token_ids)
+        return MendedAnswer(answer, "mended", text, ids)
 
 
 def _next_cuts(
