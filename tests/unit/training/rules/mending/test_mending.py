@@ -134,7 +134,10 @@ def test_a_lost_judge_and_one_that_changes_its_mind_let_nothing_doubtful_through
     assert one.outcome == "refused"
 
 
-def test_too_long_and_doubtful_is_refused_and_too_long_and_likely_is_not() -> None:
+def test_too_long_and_doubtful_is_refused_and_too_long_and_likely_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("swarmnode.training.rules.mending.mending.READ_AT_LEAST", 10**6)
     long = "ab" * LONGEST_TOKENS
     policy = Policy("ab" * 9, memory=1)
     likely, doubtful = mended(policy, answer(long), answer(f"{AD}{long}"))
