@@ -146,6 +146,7 @@ async def test_bans_and_proofs_outlive_a_restart(live, sealed_of, key):
         await until(lambda: first[0].stats().banned_peers == (STRANGER,))
     async with live() as second:
         assert second[0].stats().banned_peers == (STRANGER,)
+        await until(lambda: second[1].bars(STRANGER))
         (known,) = second[0].stats().peers
         assert (known.accepted, known.trust) == (PROVEN_AFTER, "proven")
 
