@@ -213,7 +213,7 @@ class Sampler:
         self.is_right = self.is_right or any(
             max(one for one in group.rewards if one is not None) > 0 for group in others
         )
-        self._tries += self.exchange.asked_of_us(1) if not self._tries else []
+        self._tries += self.exchange.take_examples(1) if not self._tries else []
 
 
 def holds_out(example: Example) -> bool:

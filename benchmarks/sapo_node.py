@@ -150,7 +150,7 @@ class SwarmNode:
                 await stack.enter_async_context(self.host)
                 await stack.enter_async_context(self.exchange)
                 if self.exchange.library is not None:
-                    self.exchange.library.settle(())
+                    self.exchange.library.note_book(())
             self._stack = stack.pop_all()
         return self
 
@@ -215,8 +215,8 @@ class SwarmNode:
     def _catch_up(self, groups: Sequence[RolloutGroup], report: TrainReport, library: Borrower) -> None:
         """What SwarmMember does after a round."""
         origins = self.learner.origins()
-        library.settle(origins.keys())
-        seen = library_round(groups, library.drawn_of(origins), report, self.config)
+        library.note_book(origins.keys())
+        seen = library_round(groups, library.count_drawn(origins), report, self.config)
         self.catching_up = self.catching_up.after_round(seen)
         self.learner.catch_up(self.catching_up.mix(self.config))
 

@@ -54,7 +54,7 @@ class Rescue(Rule):
         *,
         version: int,
     ) -> Lessons:
-        self.marks.see(own, external)
+        self.marks.record(own, external)
         self._wait(own, version)
         rescued = {group.example.key: (group, answer) for group, answer in self._rescued(external)}
         mixed = [self._lesson(group, answer) for group, answer in rescued.values()]

@@ -9,6 +9,13 @@ announce, and the fetcher fetches and judges the groups that the trainer can use
 banned peers out, a recorder saves what must survive a restart, and the library lends and borrows right
 answers.
 
+Each part is given the parts that it calls, and knows no others:
+
+Borrower -> Fetcher -> Inbox, BodyTransfer, ReplayBuffer;   Inbox, Publisher -> Helping
+all of them -> ExchangeContext -> Ledger -> Reputation
+
+Only events come back: a ban (Ledger.on_ban), a message (HeaderGossip), a neighbour's group (Neighbourhood).
+
 Headers from everybody are heard and pooled. Bodies are fetched only as far as the trainer can use them (J a
 round and a small reserve), so the cost of taking part grows with J and not with the swarm. A peer can cost us
 one fetch deadline and one judgement at a time, and nothing it sends reaches the caller as an exception.
@@ -33,17 +40,14 @@ from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.exchange_stats import ExchangeStats, ReceiptStats
 from swarmnode.exchange.gossip.announcing import ModelLabel
 from swarmnode.exchange.gossip.header_gossip import HeaderGossip, receipts_topic_of, topic_of
-from swarmnode.exchange.gossip.header_pool import HeaderPool
-from swarmnode.exchange.gossip.helping import help_topic_of
+from swarmnode.exchange.gossip.helping import Helping, help_topic_of
 from swarmnode.exchange.gossip.inbox import Inbox
 from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
 from swarmnode.exchange.gossip.publisher import Publisher
 from swarmnode.exchange.gossip.thanks import NOTHING_SAVED, find_receipts
 from swarmnode.exchange.library.borrower import Borrower
 from swarmnode.exchange.library.shelf import Shelf
-from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.limits import MAX_NAME_CHARS
-from swarmnode.exchange.messages import Announcement
 from swarmnode.exchange.peers.connection_gate import ConnectionGate
 from swarmnode.exchange.peers.exchange_record import (
     Record,
@@ -100,29 +104,26 @@ class Exchange:
         seen and who is banned across restarts; None: both are forgotten. `shelf`: keeps the groups whose
         answers are in our book; None: there is no library."""
         _check_names(tasks)
-        self._host, self._key, self._settings, self._clock = host, key, settings, clock
+        swarm, rng = settings.swarm, rng or random.Random()
+        self._gate = ConnectionGate(host)
+        self._recorder = None if record is None else Recorder(record)
+        self._ledger = ledger = Ledger(Reputation(), clock, on_ban=self._shut_out)
         self._neighbourhood = neighbourhood or Neighbourhood()
-        self._ledger = Ledger(Reputation(), clock, on_ban=self._shut_out)
         self._context = context = ExchangeContext(
-            host, key, tasks, settings, self._ledger, clock, rng or random.Random(), self._neighbourhood
+            host, key, tasks, settings, ledger, clock, rng, self._neighbourhood
         )
-        self._bodies = BodyTransfer(host, settings, self._ledger, clock=clock, rng=context.rng, shelf=shelf)
-        model = ModelLabel(model_family[:MAX_NAME_CHARS], model_size)
+        self._bodies = bodies = BodyTransfer(host, settings, ledger, clock=clock, rng=rng, shelf=shelf)
         self.receipts = find_receipts(context)
         """Receipts to authors that we learnt from, and from nodes that learnt from us. None: no extension
         sends or counts them."""
-        self._publisher = publisher = Publisher(
-            context, self._bodies.own, shelf, model, self.receipts, encode
-        )
-        swarm = settings.swarm
-        hearers = {topic_of(swarm): self._hear, help_topic_of(swarm): publisher.hear_request}
+        self._helping = Helping(context)
+        model = ModelLabel(model_family[:MAX_NAME_CHARS], model_size)
+        self._publisher = Publisher(context, bodies.own, self._helping, shelf, model, self.receipts, encode)
+        self._inbox = Inbox(context, self._helping)
+        hearers = {topic_of(swarm): self._hear, help_topic_of(swarm): self._publisher.hear_request}
         if self.receipts is not None:
             hearers[receipts_topic_of(swarm)] = self.receipts.hear
         self._gossip = HeaderGossip(host, hearers)
-        self._pool = HeaderPool()
-        self._inbox = Inbox(
-            context, self._pool, on_admitted=lambda _: self._fetcher.wake(), awaits=publisher.helping.awaits
-        )
         self._buffer = ReplayBuffer(settings)
         rules = BodyRules(
             tasks,
@@ -132,20 +133,16 @@ class Exchange:
             max_tokens=settings.max_tokens,
             encode_turns=encode_turns,
         )
-        self._fetcher = Fetcher(
-            context, self._bodies, self._pool, self._buffer, rules, on_accepted=self._accepted
-        )
-        self.library = None if shelf is None else Borrower(context, shelf, self._bodies, self._fetcher)
+        self._fetcher = Fetcher(context, bodies, self._inbox, self._buffer, rules, shelf)
+        self.library = None if shelf is None else Borrower(context, shelf, bodies, self._fetcher)
         """Right answers kept for later. None: this node takes no part in the library."""
-        self._gate = ConnectionGate(host, self._ledger.banned_for_s, self._bodies.set_connected)
-        self._record_path = record
-        self._recorder = None if record is None else Recorder(record, self._record)
         self._group = asyncio.TaskGroup()
 
     async def __aenter__(self) -> Self:
-        if self._host.peer_id != self._key.peer_id:
+        host, key = self._context.host, self._context.key
+        if host.peer_id != key.peer_id:
             raise IdentityError(
-                f"the host runs as {self._host.peer_id}, but the key is {self._key.peer_id}",
+                f"the host runs as {host.peer_id}, but the key is {key.peer_id}",
                 hint="headers are accepted only from their author: the host of network.transport must use the"
                 " key file that it was given",
             )
@@ -155,13 +152,13 @@ class Exchange:
         self._is_reached = await self._reach_host()
         await self._group.__aenter__()
         self._running = self._group.create_task(self._run(), name="exchange")
-        self._neighbourhood.enter(self._key.peer_id, self._inbox.take)
+        self._neighbourhood.enter(key.peer_id, self._inbox.take_from_neighbour)
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self._neighbourhood.leave(self._key.peer_id)
+        self._neighbourhood.leave(self._context.key.peer_id)
         self._running.cancel()
         if isinstance(exc, asyncio.CancelledError):
             await self._group.__aexit__(exc_type, exc, tb)
@@ -170,7 +167,7 @@ class Exchange:
             # exception.
             await self._group.__aexit__(None, None, None)
             if self._recorder is not None:
-                await self._recorder.write()
+                await self._recorder.write(self._record())
             if self.library is not None:
                 await self.library.shelf.write(last=True)
 
@@ -191,15 +188,12 @@ class Exchange:
         that may be announced later. Faults of peers and of the network raise nothing here.
         """
         self._context.policy_version = policy_version
-        self._fetcher.want(j)
+        self._fetcher.set_demand(j)
         if self._fetcher.drawable(j) < j and await self._context.is_anybody_there():
             with suppress(TimeoutError):
                 async with asyncio.timeout(deadline_s):
                     await self._fetcher.wait_for(j)
-        groups = self._fetcher.draw(j)
-        self._ledger.drawn += len(groups)
-        self._fetcher.wake()
-        return groups
+        return self._fetcher.draw(j)
 
     async def ask_for_help(self, groups: Sequence[RolloutGroup]) -> set[str]:
         """Asks the swarm for help with tasks, naming for each an example that no answer in these groups got
@@ -208,10 +202,10 @@ class Exchange:
         Returns the tasks that it asked about; none if nobody would hear it."""
         return await self._publisher.ask_for_help(groups)
 
-    def asked_of_us(self, count: int) -> list[ExampleKey]:
+    def take_examples(self, count: int) -> list[ExampleKey]:
         """Returns at most `count` examples that others asked for help with and that we should try, too. None
         is returned twice, and none that we have answered."""
-        wanted = self._publisher.helping.to_try(count, self._fetcher.answered)
+        wanted = self._helping.take_examples(count, self._fetcher.answered)
         self._fetcher.note_answered(wanted)
         return wanted
 
@@ -233,14 +227,14 @@ class Exchange:
     def stats(self) -> ExchangeStats:
         reputation = self._ledger.reputation
         return ExchangeStats(
-            **self._ledger.counted(),
-            headers_waiting=len(self._pool),
+            **self._ledger.counts(),
+            headers_waiting=len(self._inbox.pool),
             buffered=len(self._buffer),
             banned_peers=reputation.banned_peers(),
-            peers=reputation.figures(self._clock()),
+            peers=reputation.figures(self._context.clock()),
             pulled=self._bodies.holder.pulled,
-            upload_bytes_per_s=self._settings.upload_bytes_per_s,
-            help=self._publisher.helping.stats(),
+            upload_bytes_per_s=self._context.settings.upload_bytes_per_s,
+            help=self._helping.stats(),
             receipts=ReceiptStats() if self.receipts is None else self.receipts.stats(),
             health=self._context.health.figures(reputation.givers, self._reaches),
         )
@@ -248,16 +242,18 @@ class Exchange:
     async def _run(self) -> None:
         while not self._is_reached and not await self._reach_host():  # noqa: ASYNC110  a Host has no event
             await asyncio.sleep(RETRY_S)
+        for peer in self._ledger.reputation.banned_peers():
+            self._gate.bar(peer, self._ledger.reputation.banned_for_s(peer, self._context.clock()))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._gossip.run(), name="listen")
             tasks.create_task(self._publisher.run(), name="answer requests")
             tasks.create_task(self._fetcher.run(), name="fetch rollouts")
-            tasks.create_task(self._bodies.holder.run(), name="fetch rollouts for others")
+            tasks.create_task(self._bodies.run(), name="fetch rollouts for others")
             tasks.create_task(self._gate.run(), name="keep banned peers out")
             if self.receipts is not None:
                 tasks.create_task(self.receipts.run(), name="thank others")
             if self._recorder is not None:
-                tasks.create_task(self._recorder.run(), name="remember peers")
+                tasks.create_task(self._recorder.run(self._record), name="remember peers")
             if self.library is not None:
                 tasks.create_task(self.library.shelf.run(), name="keep the library")
                 tasks.create_task(self.library.run(), name="borrow from libraries")
@@ -275,31 +271,23 @@ class Exchange:
         return True
 
     def _hear(self, message: Message) -> None:
-        self._bodies.holder.heard(message)
+        self._bodies.holder.note_announcement(message)
         self._inbox.hear(message)
-
-    def _accepted(self, announcement: Announcement, body: bytes) -> None:
-        self._inbox.remember(announcement)
-        if self.library is not None:
-            author, header = announcement.author, announcement.header
-            self.library.shelf.offer(SignedGroup(author, header, announcement.sealed, body))
 
     async def _remember(self) -> None:
         """Restores the record of an earlier run, and from then on refuses headers that it may have heard."""
-        if self._record_path is None:
+        if self._recorder is None:
             return
-        record = await asyncio.to_thread(load, self._record_path)
+        record = await asyncio.to_thread(load, self._recorder.path)
         if record is None:
             return
-        self._inbox.born_at = self._clock()
+        self._inbox.born_at = self._context.clock()
         self._inbox.seen[True].restore(record.headers_of_proven)
         self._inbox.seen[False].restore(record.headers_of_others)
         self._fetcher.seen.restore(record.groups)
         restore_standings(self._ledger.reputation, record.standings)
         if self.receipts is not None:
             self.receipts.restore(record.receipts)
-        for peer in self._ledger.reputation.banned_peers():
-            self._gate.bar(peer)
 
     def _record(self) -> Record:
         return Record(
@@ -310,14 +298,14 @@ class Exchange:
             receipts=NOTHING_SAVED if self.receipts is None else self.receipts.saved(),
         )
 
-    def _shut_out(self, peer: str) -> None:
-        """Disconnects a peer that was just banned, and has the ban saved."""
-        self._gate.bar(peer)
+    def _shut_out(self, peer: str, banned_for_s: float) -> None:
+        """Disconnects a banned peer, and has the ban saved."""
+        self._gate.bar(peer, banned_for_s)
         if self._recorder is not None:
             self._recorder.hurry()
 
     def _reaches(self, author: str) -> bool | None:
-        return self._bodies.routes.reaches(author, self._clock())
+        return self._bodies.routes.reaches(author, self._context.clock())
 
 
 def _check_names(tasks: Mapping[str, Task]) -> None:

@@ -48,6 +48,10 @@ class ExchangeContext:
         """Returns the trust that an author has earned; policies of this process need not earn any."""
         return "neighbour" if author in self.neighbourhood else self.ledger.reputation.trust_of(author)
 
+    def is_known(self, author: str) -> bool:
+        """Returns True if enough groups of an author were accepted, or if it is a policy of this process."""
+        return self.trust_of(author) != "newcomer"
+
     def is_banned(self, peer: str) -> bool:
         return self.ledger.reputation.is_banned(peer, self.clock())
 

@@ -124,7 +124,7 @@ class ExchangeCounts:
     """Headers and bodies received, as their authors sent them (without gossip's own overhead)."""
     bytes_out: int = 0
 
-    def counted(self) -> dict[str, Any]:
+    def counts(self) -> dict[str, Any]:
         """Returns a copy of the counters by name."""
         counts = {one.name: getattr(self, one.name) for one in fields(ExchangeCounts)}
         return counts | {"dropped": self.dropped.copy(), "unpublished": self.unpublished.copy()}

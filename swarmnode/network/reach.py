@@ -30,7 +30,7 @@ class Reach(msgspec.Struct, frozen=True):
     """Addresses by which an outsider joins the swarm: our own, or those of the peer that hands on our
     groups."""
 
-    def told(self) -> str:
+    def as_line(self) -> str:
         """Returns the verdict and, where nobody reaches us, the numbered steps, as one line."""
         if not self.steps or self.verdict == "relayed":
             return self.text

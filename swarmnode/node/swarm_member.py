@@ -120,9 +120,9 @@ class SwarmMember(Alone):
         asked = await self._exchange.ask_for_help([group for group in own if group.example.key.task in stuck])
         self.droughts.add_help(asked, external)
         if self._library is not None and any(not self.droughts.by_task[task].given for task in stuck):
-            self._library.wants_more()
+            self._library.ask_again()
         count = max(1, round(share * self.config.rollout.groups))
-        if share and (wanted := self._exchange.asked_of_us(count)):
+        if share and (wanted := self._exchange.take_examples(count)):
             await self.workers.learn(self.learner.answer_too, wanted)
 
     async def settle_round(
@@ -137,7 +137,7 @@ class SwarmMember(Alone):
             taught = [(*origin, self._origins[origin]) for origin in self._origins.keys() - before]
             await self._catch_up(self._library, own, report)
         if self._exchange.receipts is not None:
-            self._exchange.receipts.learnt(taught)
+            self._exchange.receipts.note_learnt(taught)
         if report.pass_rates:
             self._exchange.prefer(needs_of(report.pass_rates))
             self._exchange.doubt(report.doubted)
@@ -146,12 +146,12 @@ class SwarmMember(Alone):
     async def _settle(self, library: Borrower) -> None:
         """Tell the library what the book holds."""
         self._origins = await self.workers.learn(self.learner.origins)
-        library.settle(self._origins.keys())
+        library.note_book(self._origins.keys())
 
     async def _catch_up(self, library: Borrower, own: Sequence[RolloutGroup], report: TrainReport) -> None:
         """Decide whether the mix of the rounds changes from now on."""
         before, found = self.catching_up, library.borrowed
-        seen = library_round(own, library.drawn_of(self._origins), report, self.config)
+        seen = library_round(own, library.count_drawn(self._origins), report, self.config)
         self.catching_up = now = before.after_round(seen)
         if line := phase_change(before, now, found.lenders, found.authors):
             logger.info("%s", line)

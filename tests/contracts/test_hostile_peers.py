@@ -20,11 +20,13 @@ from swarmnode.errors import NetworkError, Rejected, TaskError
 from swarmnode.exchange.bodies.body_transfer import BODY_PROTOCOL, HASH_BYTES, MAX_REQUEST_BYTES
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.exchange_stats import PeerFigures
 from swarmnode.exchange.gossip.announcing import ModelLabel, compose
 from swarmnode.exchange.gossip.header_gossip import topic_of
 from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.limits import MAX_POOL_HEADERS_PER_AUTHOR, MAX_RAW_BODY_BYTES, PROVEN_AFTER
 from swarmnode.exchange.messages import Answer, decode_body, encode_body, encode_header, hash_body
+from swarmnode.exchange.peers.reputation import FULL_SCORE
 from swarmnode.exchange.validation.header_check import HEADER_CONTEXT
 from swarmnode.identity.envelope import seal
 from swarmnode.identity.node_key import NodeKey
@@ -185,9 +187,12 @@ class Stage:
         await until(lambda: self.victim.dropped(reason) >= times)
         assert self.victim.dropped(reason) == times
 
+    def figures_of(self, peer: str) -> PeerFigures:
+        unknown = PeerFigures(peer, 0, 0, FULL_SCORE, False, "newcomer")
+        return next((one for one in self.victim.exchange.stats().peers if one.peer == peer), unknown)
+
     def score_of(self, author: NodeKey) -> float:
-        """What the victim thinks of a peer: told to nobody, so looked up inside."""
-        return self.victim.exchange._ledger.reputation.score(author.peer_id, self.clock())
+        return self.figures_of(author.peer_id).score
 
     def score_of_mallory(self) -> float:
         return self.score_of(self.mallory.key)
@@ -557,7 +562,7 @@ async def test_the_answers_of_another_node_are_trained_on_once(stage):
         await s.mallory.announce(copied)
         await s.counted("copied")
         assert s.score_of_mallory() == 100.0, "who comes second may be the one that was copied"
-        assert s.victim.exchange._ledger.reputation.known(s.mallory.key.peer_id).pause_s(s.clock()) > 0
+        assert s.figures_of(s.mallory.key.peer_id).paused_s > 0
         await s.goes_on()
 
 
@@ -573,7 +578,7 @@ async def test_a_proven_author_whose_answers_somebody_else_told_first_is_asked_o
             compose(told, s.mallory.key, swarm="test", model=ModelLabel("", None), now=s.clock())
         )
         await s.counted("copied")
-        assert ledger.reputation.may_be_asked(author, s.clock())
+        assert s.figures_of(author).paused_s == 0
 
 
 async def test_a_judge_that_hangs_stalls_neither_the_loop_nor_the_next_judgement(stage):
@@ -581,7 +586,6 @@ async def test_a_judge_that_hangs_stalls_neither_the_loop_nor_the_next_judgement
         await s.mallory.announce(s.mallory.compose(texts=["hang", "7"]))
         await s.counted("score_timeout")
         assert s.score_of_mallory() == 99.0
-        assert s.victim.exchange._fetcher._judge.stuck == 1
         await s.goes_on()
 
 

@@ -67,14 +67,14 @@ async def test_a_newcomer_has_what_an_absent_author_once_found(
         newcomer = exchange_on(bob, key_of(bob, tmp_path), taken, {task.name: task})
         async with lender, newcomer:
             assert lender.library is not None and newcomer.library is not None
-            lender.library.settle({group.origin for group in groups})
-            newcomer.library.settle(())
+            lender.library.note_book({group.origin for group in groups})
+            newcomer.library.note_book(())
             found = []
             while len(found) < GROUPS:
                 found += newcomer.library.draw(GROUPS)
                 await asyncio.sleep(0.01)
             assert {group.example.key for group in found} == {group.header.key for group in groups}
-            newcomer.library.settle({(group.author, group.example.key) for group in found})
+            newcomer.library.note_book({(group.author, group.example.key) for group in found})
     # Whoever has the file can verify it without any of them.
     assert copy_verified(tmp_path / "library.jsonl", tmp_path / "copy.jsonl").rows == GROUPS
 

@@ -95,13 +95,13 @@ async def main(folder: Path, port: int, seeds: Sequence[str]) -> None:
         while True:
             for group in await exchange.collect(0 if rests() else 4, 0, deadline_s=0.2):
                 authors[group.author] = authors.get(group.author, 0) + 1
-                exchange.receipts.learnt([(group.author, group.example.key, 1)])
+                exchange.receipts.note_learnt([(group.author, group.example.key, 1)])
             peers = list(await host.peers()) if host.status().state == "up" else []
             reach = discovery.reach
             line = {"at": time.time(), "peer": key.peer_id, "peers": peers, "authors": authors}
             stats = exchange.stats()
             line |= {"banned": stats.banned_peers, "thanked_by": stats.receipts.nodes}
-            line |= {"verdict": reach.verdict, "told": reach.told(), "invites": reach.addresses}
+            line |= {"verdict": reach.verdict, "told": reach.as_line(), "invites": reach.addresses}
             print(json.dumps(line), flush=True)
             await asyncio.sleep(0.3)
 

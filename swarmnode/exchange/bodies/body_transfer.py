@@ -18,6 +18,7 @@ import logging
 import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from time import monotonic
 
 from swarmnode.errors import (
     HostDown,
@@ -62,6 +63,9 @@ HOLDERS_ASKED = 4
 """Connected peers that are asked for one body, one after the other. If one of them, or a connected author,
 takes longer than HEAD_START_S plus the time that a slow line needs for the body, the next is asked as
 well."""
+
+LOOK_EVERY_S = 1.0
+"""Seconds between two looks at the connections, unless a body asks for one."""
 
 LOOK_AGAIN_S = 0.2
 """Least seconds between two looks at the connections, if a body is out of reach without a new one: a home
@@ -115,24 +119,31 @@ class BodyTransfer:
         self._vain_asks = TokenBucket(VAIN_ASKS_PER_S, VAIN_ASKS_BURST)
         self._looking = asyncio.Lock()
         self._looked_at = 0.0
-        """Time at which we last learnt which peers are connected, on the loop's clock."""
+        """Time at which we last learnt which peers are connected, on a clock that nobody sets."""
 
     async def serve(self) -> None:
         """Starts answering requests. Raises NetworkError."""
         await self._host.serve(BODY_PROTOCOL, self.answer, max_request_bytes=MAX_REQUEST_BYTES)
 
+    async def run(self) -> None:
+        """Follows our connections, and fetches for others, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.holder.run())
+            while True:
+                await self._look_again()
+                await asyncio.sleep(LOOK_EVERY_S)
+
     def set_connected(self, peers: Collection[str]) -> None:
         """Sets the peers that we are connected to."""
-        self._looked_at = asyncio.get_running_loop().time()
+        self._looked_at = monotonic()
         self.routes.connected = frozenset(peers)
         self.holder.set_connected(peers)
 
     async def _look_again(self) -> None:
         """Looks up the connections again; concurrent callers share one look-up."""
-        loop = asyncio.get_running_loop()
-        wanted_at = loop.time()
+        wanted_at = monotonic()
         async with self._looking:
-            await asyncio.sleep(max(0.0, self._looked_at + LOOK_AGAIN_S - loop.time()))
+            await asyncio.sleep(max(0.0, self._looked_at + LOOK_AGAIN_S - monotonic()))
             if self._looked_at >= wanted_at:
                 return
             try:
@@ -143,14 +154,14 @@ class BodyTransfer:
     async def answer(self, peer: str, request: bytes) -> bytes:
         """Returns the body that a peer asks for, or nothing."""
         now, reputation = self._clock(), self._ledger.reputation
-        if not self.hears(peer):
+        if not self.admit_request(peer):
             return b""
         try:
             body_hash, author = read_request(request)
         except Rejected as rejected:
             self._ledger.drop(rejected.reason, peer, rejected.detail)
             return b""
-        body = self._held(body_hash)
+        body = self._find_held(body_hash)
         # Nothing is fetched for a peer that we could not hand it to, so our upload cap bounds this as well.
         if not self._may_take(peer, 0 if body is None else len(body)):
             return b""
@@ -164,7 +175,7 @@ class BodyTransfer:
         self._ledger.served += bool(given)
         return given
 
-    def hears(self, peer: str) -> bool:
+    def admit_request(self, peer: str) -> bool:
         """Returns True if this peer may ask us something now, which uses up one of its requests. Otherwise
         counts why it may not."""
         now, reputation = self._clock(), self._ledger.reputation
@@ -182,7 +193,7 @@ class BodyTransfer:
         if not self._may_take(peer, len(data)):
             return b""
         self._upload.owe(len(data))
-        self._ledger.reputation.took(peer, len(data))
+        self._ledger.reputation.note_taken(peer, len(data))
         self._ledger.bytes_out += len(data)
         return data
 
@@ -191,7 +202,7 @@ class BodyTransfer:
         """True while our download allowance lasts. Nothing new is fetched once it is used up."""
         return self._download is None or self._download.has(0.0, now=self._clock())
 
-    def fetched(self, size_bytes: int) -> None:
+    def count_download(self, size_bytes: int) -> None:
         """Counts received bytes towards our download."""
         self._ledger.bytes_in += size_bytes
         if self._download is not None:
@@ -200,12 +211,12 @@ class BodyTransfer:
     async def fetch_from(self, peer: str, announcement: Announcement, *, timeout_s: float) -> bytes:
         """Returns the body of a header as this peer has it, its hash checked. Raises Rejected (unavailable,
         timeout) and HostDown."""
-        held = self._held(announcement.header.body_hash)
+        held = self._find_held(announcement.header.body_hash)
         if held is not None:
             return held
-        search = _Search(announcement, asyncio.get_running_loop().time() + timeout_s)
-        body = self._fetched(search, await self._ask(peer, search, timeout_s))
-        self._ledger.reputation.gave(peer, len(body))
+        search = _Search(announcement, monotonic() + timeout_s)
+        body = self._count_fetched(search, await self._ask(peer, search, timeout_s))
+        self._ledger.reputation.note_given(peer, len(body))
         return body
 
     async def fetch(self, announcement: Announcement, *, timeout_s: float) -> bytes:
@@ -213,34 +224,34 @@ class BodyTransfer:
 
         Raises Rejected (unavailable, timeout) and HostDown.
         """
-        held = self._held(announcement.header.body_hash)
+        held = self._find_held(announcement.header.body_hash)
         if held is not None:
             return held
         if not self.routes.connected:
             await self._look_again()
-        search = _Search(announcement, asyncio.get_running_loop().time() + timeout_s)
-        return self._fetched(search, await self._find(search))
+        search = _Search(announcement, monotonic() + timeout_s)
+        return self._count_fetched(search, await self._find(search))
 
-    def _fetched(self, search: "_Search", body: bytes | None) -> bytes:
+    def _count_fetched(self, search: "_Search", body: bytes | None) -> bytes:
         """Counts and returns the body that a search found. Raises Rejected, HostDown."""
         if body is None and search.host_down is not None:
             raise search.host_down
         if body is None:
             raise Rejected(Reason.TIMEOUT if search.timed_out else Reason.UNAVAILABLE)
         self._ledger.fetched += 1
-        self.fetched(len(body))
+        self.count_download(len(body))
         return body
 
     def _may_take(self, peer: str, size_bytes: int) -> bool:
         """Returns True if our upload is not used up, and otherwise counts that it is. Once much of it is
         used, the rest is kept for peers that give something, too."""
-        reserve = 0.0 if self._ledger.reputation.gives(peer) else self._kept_for_givers
+        reserve = 0.0 if self._ledger.reputation.gives_enough(peer) else self._kept_for_givers
         if self._upload.has(size_bytes + reserve, now=self._clock()):
             return True
         self._ledger.drop(Reason.UPLOAD_LIMITED, peer)
         return False
 
-    def _held(self, body_hash: bytes) -> bytes | None:
+    def _find_held(self, body_hash: bytes) -> bytes | None:
         found = self.own.get(body_hash) or self.foreign.get(body_hash)
         return self._shelf.body(body_hash) if found is None and self._shelf is not None else found
 
@@ -252,7 +263,7 @@ class BodyTransfer:
         author = search.announcement.author
         patience_s = HEAD_START_S + search.announcement.header.body_bytes / SLOW_LINE_BYTES_PER_S
         connected = author in self.routes.connected
-        direct = self.routes.is_direct(author, self._clock())
+        direct = self.routes.may_dial(author, self._clock())
         newcomer = self._ledger.reputation.trust_of(author) == "newcomer"
         left = self.routes.holders(author, self._rng)[:HOLDERS_ASKED]
         asked: dict[asyncio.Task[bytes | None], str] = {}
@@ -285,11 +296,11 @@ class BodyTransfer:
             return None
         body, peer = giver.result(), asked[giver]
         if body is not None:
-            self._ledger.reputation.gave(peer, len(body))
+            self._ledger.reputation.note_given(peer, len(body))
         if body is not None and peer != author:
             self._vain_asks.owe(-float(newcomer))
             before = itertools.takewhile(lambda one: one != peer, asked.values())
-            self.routes.led_to(author, peer, rather_than=[one for one in before if one != author])
+            self.routes.note_route(author, peer, rather_than=[one for one in before if one != author])
             self._ledger.through_holders += 1
         return body
 
@@ -318,8 +329,8 @@ class BodyTransfer:
         except (HostDown, RequestTimeout, PeerUnreachable):
             return None
         if body is not None:
-            self.fetched(len(body))
-            self._ledger.reputation.gave(author, len(body))
+            self.count_download(len(body))
+            self._ledger.reputation.note_given(author, len(body))
             self.foreign.put(body_hash, body)
         return body
 
@@ -328,7 +339,7 @@ class BodyTransfer:
     ) -> bytes | None:
         """Returns the body as one peer gives it, or None. Raises HostDown, RequestTimeout,
         PeerUnreachable."""
-        if timeout_s <= 0 or not self._ledger.reputation.ask(peer, self._clock()):
+        if timeout_s <= 0 or not self._ledger.reputation.take_ask(peer, self._clock()):
             return None
         request = body_hash + author.encode()
         try:
@@ -366,7 +377,7 @@ class _Search:
 
     @property
     def left_s(self) -> float:
-        return self.deadline - asyncio.get_running_loop().time()
+        return self.deadline - monotonic()
 
 
 def read_request(request: bytes) -> tuple[bytes, str]:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from time import monotonic
 
 from swarmnode.bounded_dict import BoundedDict
 from swarmnode.errors import HostDown, Rejected
@@ -30,7 +31,9 @@ from swarmnode.exchange.bodies.selection import (
 )
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_context import ExchangeContext
-from swarmnode.exchange.gossip.header_pool import HeaderPool
+from swarmnode.exchange.gossip.inbox import Inbox
+from swarmnode.exchange.library.shelf import Shelf
+from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.limits import (
     LOOK_S,
     MAX_ANSWERED,
@@ -77,7 +80,7 @@ class Fetch:
     trust: Trust
     """Trust in its author when the fetch began."""
     began: float
-    """Start of the fetch, on the loop's clock."""
+    """Start of the fetch, on a clock that nobody sets."""
 
 
 class Fetcher:
@@ -87,15 +90,16 @@ class Fetcher:
         self,
         context: ExchangeContext,
         bodies: BodyTransfer,
-        pool: HeaderPool,
+        inbox: Inbox,
         buffer: ReplayBuffer,
         rules: BodyRules,
-        on_accepted: Callable[[Announcement, bytes], None],
+        shelf: Shelf | None,
     ) -> None:
-        """`on_accepted` is called with the header and the body of each group that entered the buffer."""
+        """`inbox`: the headers that wait; it refuses those of accepted groups from then on. `shelf`: that of
+        the library, which is offered these groups; None: there is none."""
         self._context, self._settings, self._ledger = context, context.settings, context.ledger
-        self._bodies, self._pool, self._buffer, self._rules = bodies, pool, buffer, rules
-        self._on_accepted = on_accepted
+        self._bodies, self._inbox, self._pool, self._shelf = bodies, inbox, inbox.pool, shelf
+        self._buffer, self._rules = buffer, rules
         self._judge = Judge(self._settings.score_timeout_s)
         self._judge_time = JudgeTime(self._ledger.reputation)
         self._unfit = UnfitTasks()
@@ -105,7 +109,7 @@ class Fetcher:
         self.answered = BoundedDict[ExampleKey, None](MAX_ANSWERED)
         """Examples that we have answered or are about to answer, the last MAX_ANSWERED of them."""
         self._target = min(self._settings.prefetch_groups, buffer.capacity)
-        self._vain = TokenBucket(VAIN_BYTES_PER_S, VAIN_BYTES_BURST)
+        self._vain_bytes = TokenBucket(VAIN_BYTES_PER_S, VAIN_BYTES_BURST)
         """Bytes that newcomers may still give us in vain."""
         self._vain_dials = TokenBucket(VAIN_DIALS_PER_S, VAIN_DIALS_BURST)
         """Vain requests that we may still make of newcomers without a connection to us."""
@@ -113,19 +117,18 @@ class Fetcher:
         self._gave_at: dict[str, float] = {}
         """Time at which each author last gave us a group, if that was lately."""
         self._swept_at = 0.0
-        self._woken = asyncio.Event()
         self._progress = asyncio.Event()
 
     def wake(self) -> None:
         """Has the pool looked at again: it or the demand has changed."""
-        self._woken.set()
+        self._pool.changed.set()
 
     def note_answered(self, examples: Iterable[ExampleKey]) -> None:
         """Notes examples that we have answered or are about to answer."""
         for key in examples:
             self.answered[key] = None
 
-    def want(self, groups: int) -> None:
+    def set_demand(self, groups: int) -> None:
         """Keeps this many groups in the buffer from now on, and a few ahead; none at all for 0."""
         ahead = groups + self._settings.prefetch_groups if groups else 0
         self._target = min(ahead, self._buffer.capacity)
@@ -149,22 +152,25 @@ class Fetcher:
 
     def drawable(self, groups: int) -> int:
         """Returns the number of groups that a draw of `groups` would give now."""
-        return drawable(self._buffer.by_author, self._context.trust_of, groups, len(self._known()))
+        return drawable(self._buffer.by_author, self._context.trust_of, groups, len(self._sharers()))
 
     def draw(self, groups: int) -> list[RolloutGroup]:
         """Takes up to this many groups out of the buffer, each author within its share."""
         self._drop_stale_groups()
-        return self._buffer.draw(
-            groups, self._context.rng, trust_of=self._context.trust_of, known=len(self._known())
+        drawn = self._buffer.draw(
+            groups, self._context.rng, trust_of=self._context.trust_of, known=len(self._sharers())
         )
+        self._ledger.drawn += len(drawn)
+        self.wake()
+        return drawn
 
     def _within_reach(self, groups: int) -> int:
-        known = self._known()
+        known = self._sharers()
         if not known:
             return groups
         return drawable(dict.fromkeys(known, groups), self._context.trust_of, groups, len(known))
 
-    def _known(self) -> set[str]:
+    def _sharers(self) -> set[str]:
         """Returns the authors with accepted groups that have headers or groups waiting, or gave us a group
         lately."""
         now, givers = self._context.clock(), self._ledger.reputation.givers
@@ -178,8 +184,8 @@ class Fetcher:
             while True:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(TICK_S):
-                        await self._woken.wait()
-                self._woken.clear()
+                        await self._pool.changed.wait()
+                self._pool.changed.clear()
                 self._drop_stale()
                 if self._context.host.status().state == "up":
                     self._start_fetches(fetches)
@@ -188,34 +194,34 @@ class Fetcher:
     def _start_fetches(self, fetches: asyncio.TaskGroup) -> None:
         slots = self._settings.fetch_concurrency
         while self._has_room():
-            chosen = choose(self._candidates(), self._running(), slots, self._context.rng)
+            chosen = choose(self._candidates(), self._count_running(), slots, self._context.rng)
             if chosen is None:
                 return
-            headers = self._usable(chosen.author)
+            headers = self._playable_headers(chosen.author)
             # Other answers to an example that we answered say the most about our own.
             headers = [one for one in headers if one.header.key in self.answered] or headers
             tasks = [waiting.header.task for waiting in headers]
             announcement = headers[choose_header(tasks, self.needs, self._context.rng)]
             self._pool.remove(announcement)
-            known = self._context.trust_of(chosen.author) != "newcomer"
-            self._unfit.tried(announcement.header.task, self._context.clock(), known=known)
+            known = self._context.is_known(chosen.author)
+            self._unfit.note_try(announcement.header.task, self._context.clock(), known=known)
             if announcement.given is not None:
-                self._take_over(announcement, announcement.given)
+                self._accept_from_neighbour(announcement, announcement.given)
                 continue
-            fetch = Fetch(announcement, chosen.trust, _now_s())
+            fetch = Fetch(announcement, chosen.trust, monotonic())
             self._fetching[fetch] = None
             fetches.create_task(self._acquire(fetch), name=f"fetch from {announcement.author}")
 
-    def _take_over(self, announcement: Announcement, given: Given) -> None:
+    def _accept_from_neighbour(self, announcement: Announcement, given: Given) -> None:
         try:
-            self._keep(announcement, given.body, CheckedBody(given.group, given.fingerprint))
+            self._put_in_buffer(announcement, given.body, CheckedBody(given.group, given.fingerprint))
         except Rejected as rejected:
-            self._ledger.let_go(Reason(rejected.reason))
+            self._ledger.count_unused(Reason(rejected.reason))
 
-    def _running(self) -> "Counter[Trust]":
+    def _count_running(self) -> "Counter[Trust]":
         """Counts the fetches under way by trust. A fetch from a proven author that takes long counts as one
         from a slow author, so that others need not wait until it is given up."""
-        now = _now_s()
+        now = monotonic()
         return Counter(
             "slow" if fetch.trust == "proven" and now - fetch.began > SLOW_S else fetch.trust
             for fetch in self._fetching
@@ -226,19 +232,19 @@ class Fetcher:
         succeed, so they do not count towards the target."""
         if self._judge.stuck >= MAX_STUCK_JUDGEMENTS or not self._bodies.may_fetch:
             return False
-        running = self._running()
+        running = self._count_running()
         if running.total() >= 2 * self._settings.fetch_concurrency:
             return False
         return self.drawable(self._target) + running["proven"] < self._target
 
     def _candidates(self) -> list[Candidate]:
         """Returns the authors with headers waiting that may be asked now."""
-        slots, running, known = self._settings.fetch_concurrency, self._running(), len(self._known())
+        slots, running = self._settings.fetch_concurrency, self._count_running()
         full = {trust for trust, count in running.items() if count >= slots_of(trust, slots)}
         full |= {trust for trust in ("slow", "newcomer", "proven") if not self._may_judge(trust)}
         if not self._hears_newcomers():
             full.add("newcomer")
-        share = author_share(self._target, known)
+        share = author_share(self._target, len(self._sharers()))
         reputation = self._ledger.reputation
         waiting = list(self._pool.waiting)
         # A crowd of newcomers is not examined one by one, hundreds of times a second.
@@ -251,7 +257,7 @@ class Fetcher:
                 one
                 for one in waiting
                 if one in reputation.givers
-                or self._bodies.routes.leads_to(one)
+                or self._bodies.routes.has_route(one)
                 or one in self._context.neighbourhood
             ]
         return [
@@ -260,17 +266,17 @@ class Fetcher:
                 trust,
                 standing.failures,
                 standing.accepted,
-                self._bodies.routes.leads_to(author),
+                self._bodies.routes.has_route(author),
                 standing.judge_s,
             )
             for author in waiting
             if (trust := self._context.trust_of(author)) not in full
             and self._may_ask(author, trust, share)
-            and self._usable(author)
-            and (standing := reputation.known(author))
+            and self._playable_headers(author)
+            and (standing := reputation.standing_of(author))
         ]
 
-    def _usable(self, author: str) -> Sequence[Announcement]:
+    def _playable_headers(self, author: str) -> Sequence[Announcement]:
         """Returns an author's headers without those of tasks that are given up."""
         headers = self._pool.waiting[author]
         trust = self._context.trust_of(author)
@@ -280,7 +286,7 @@ class Fetcher:
         return [one for one in headers if one.header.task not in unfit] if unfit else headers
 
     def _may_judge(self, trust: Trust) -> bool:
-        return self._judge_time.is_left(trust, _now_s())
+        return self._judge_time.is_left(trust, monotonic())
 
     def _hears_newcomers(self) -> bool:
         """Returns True if there is room for a newcomer's group, and newcomers have not given us too much in
@@ -290,7 +296,7 @@ class Fetcher:
         held = sum(waiting[author] for author, trust in trusts.items() if trust == "newcomer")
         proven = any(trust != "newcomer" for trust in trusts.values())
         room = newcomer_share(self._target, anybody_proven=proven)
-        return held < room and self._vain.has(now=self._context.clock())
+        return held < room and self._vain_bytes.has(now=self._context.clock())
 
     def _may_ask(self, author: str, trust: Trust, share: int) -> bool:
         under_way = sum(fetch.announcement.author == author for fetch in self._fetching)
@@ -304,12 +310,12 @@ class Fetcher:
         return (
             self._buffer.by_author[author] + under_way < share
             and reputation.may_be_asked(author, now)
-            and reputation.has_judge_time(author, _now_s())
+            and reputation.has_judge_time(author, monotonic())
             and not self._judge.is_stuck_on(author)
             and not reputation.is_banned(author, now)
         )
 
-    async def judged_together(
+    async def judge_together(
         self,
         groups: Sequence[tuple[Announcement, bytes]],
         took: Callable[[float], None],
@@ -324,19 +330,19 @@ class Fetcher:
         def judged(seconds: float) -> None:
             took(seconds)
             if payer is not None:
-                self._judge_time.took(payer, self._context.trust_of(payer), seconds, _now_s())
+                self._judge_time.charge(payer, self._context.trust_of(payer), seconds, monotonic())
 
-        found = await self._judge.run(lambda: _checked(groups, self._rules), judged, author=payer or "")
+        found = await self._judge.run(lambda: _check(groups, self._rules), judged, author=payer or "")
         for (announcement, _), checked in zip(groups, found, strict=False):
             if isinstance(checked, CheckedBody):
-                self._unfit.fitted(announcement.header.task, self._context.clock())
+                self._unfit.note_fit(announcement.header.task, self._context.clock())
         return found
 
     def may_be_judged(self, payer: str) -> bool:
         """Returns True if our judge has time left for this peer."""
         return (
             self._may_judge(self._context.trust_of(payer))
-            and self._ledger.reputation.has_judge_time(payer, _now_s())
+            and self._ledger.reputation.has_judge_time(payer, monotonic())
             and self._judge.stuck < MAX_STUCK_JUDGEMENTS
             and not self._judge.is_stuck_on(payer)
         )
@@ -346,7 +352,7 @@ class Fetcher:
         others."""
         announcement, reputation = fetch.announcement, self._ledger.reputation
         author = announcement.author
-        began, body, took_s = _now_s(), b"", 0.0
+        began, body, took_s = monotonic(), b"", 0.0
 
         def took(seconds: float) -> None:
             nonlocal took_s
@@ -354,16 +360,16 @@ class Fetcher:
 
         try:
             body = await self._bodies.fetch(announcement, timeout_s=self._patience_s(author))
-            took_s = _now_s() - began
-            (checked,) = await self.judged_together([(announcement, body)], took, payer=author)
+            took_s = monotonic() - began
+            (checked,) = await self.judge_together([(announcement, body)], took, payer=author)
             if isinstance(checked, Rejected):
                 raise checked
             self._accept(announcement, body, checked)
-            reputation.did_deliver(author, took_s)
+            reputation.note_delivery(author, took_s)
         except Rejected as rejected:
             if rejected.reason == str(Reason.PLAY_TIMEOUT):
-                self._overran(announcement)
-            self._was_in_vain(author, rejected.reason, len(body))
+                self._note_overrun(announcement)
+            self._note_failure(author, rejected.reason, len(body))
             self._ledger.drop(rejected.reason, author, rejected.detail)
         except HostDown:
             # Nobody is at fault and nothing is lost: the header waits for the host to come back.
@@ -371,17 +377,17 @@ class Fetcher:
             self._pool.add(announcement)
         except Exception:
             logger.exception("failed to handle a group from %s", author)
-            self._was_in_vain(author, Reason.INTERNAL, len(body))
+            self._note_failure(author, Reason.INTERNAL, len(body))
             self._ledger.drop(Reason.INTERNAL, author)
         finally:
             del self._fetching[fetch]
             self._progress.set()
             self.wake()
 
-    def _overran(self, announcement: Announcement) -> None:
+    def _note_overrun(self, announcement: Announcement) -> None:
         task, author = announcement.header.task, announcement.author
-        known = self._context.trust_of(author) != "newcomer"
-        if self._unfit.overran(task, author, self._context.clock(), known=known):
+        known = self._context.is_known(author)
+        if self._unfit.note_overrun(task, author, self._context.clock(), known=known):
             logger.warning(
                 "episodes of %s take longer here than the limit for strangers (%g s a group); fetching few"
                 " groups of it from %s for %g s",
@@ -393,24 +399,24 @@ class Fetcher:
 
     def _patience_s(self, author: str) -> float:
         """Returns the seconds that a fetch from this author may take."""
-        if self._context.trust_of(author) != "newcomer":
+        if self._context.is_known(author):
             return self._settings.fetch_timeout_s
-        tried = min(self._ledger.reputation.known(author).failures, 16)
+        tried = min(self._ledger.reputation.standing_of(author).failures, 16)
         return min(self._settings.fetch_timeout_s, NEWCOMER_PATIENCE_S * 2.0**tried)
 
-    def _was_in_vain(self, author: str, reason: str, size_bytes: int) -> None:
+    def _note_failure(self, author: str, reason: str, size_bytes: int) -> None:
         """Handles a fetch that gave us nothing: pauses before the next, and counts its cost."""
         if reason in (Reason.JUDGE_STUCK, Reason.JUDGE_BUSY):
             return
-        is_new = self._context.trust_of(author) == "newcomer"
-        if reason == Reason.COPIED and not is_new:  # A copier may have been heard before the author.
+        known = self._context.is_known(author)
+        if reason == Reason.COPIED and known:  # A copier may have been heard before the author.
             return
-        if is_new:
-            self._vain.owe(size_bytes)
-            self._vain_dials.owe(not self._bodies.routes.leads_to(author))
+        if not known:
+            self._vain_bytes.owe(size_bytes)
+            self._vain_dials.owe(not self._bodies.routes.has_route(author))
         # Our judge may have had no time for the answers whose rewards differ.
         mishap = reason in (Reason.UNAVAILABLE, Reason.TIMEOUT, Reason.ZERO_ADVANTAGE)
-        self._ledger.reputation.did_not_deliver(author, self._context.clock(), mishap=mishap)
+        self._ledger.reputation.note_failure(author, self._context.clock(), mishap=mishap)
 
     def _accept(self, announcement: Announcement, body: bytes, checked: CheckedBody) -> None:
         author = announcement.author
@@ -419,18 +425,21 @@ class Fetcher:
         # A header that claims no spread was let in for its right answers: we had asked for help.
         if announcement.header.reward_std or not checked.group.reward_mean:
             require_advantage(checked.group)
-        self._keep(announcement, body, checked)
+        self._put_in_buffer(announcement, body, checked)
 
-    def _keep(self, announcement: Announcement, body: bytes, checked: CheckedBody) -> None:
+    def _put_in_buffer(self, announcement: Announcement, body: bytes, checked: CheckedBody) -> None:
         now = self._context.clock()
         if not self.seen.add(checked.fingerprint, now):
             raise Rejected(Reason.COPIED, "the same answers came earlier")
         self._bodies.foreign.put(announcement.header.body_hash, body)
         displaced = self._buffer.add(Accepted(announcement, checked.group))
         if displaced is not None:
-            self._ledger.let_go(displaced)
+            self._ledger.count_unused(displaced)
         self._ledger.accept(announcement.author)
-        self._on_accepted(announcement, body)
+        self._inbox.remember(announcement)
+        if self._shelf is not None:
+            group = SignedGroup(announcement.author, announcement.header, announcement.sealed, body)
+            self._shelf.offer(group)
         self._gave_at[announcement.author] = now
 
     def _drop_stale(self) -> None:
@@ -441,14 +450,14 @@ class Fetcher:
             return
         self._swept_at = now.at
         stale = self._pool.keep_only(lambda waiting: is_fresh(waiting.arrival, now, self._settings))
-        self._ledger.let_go(Reason.STALE, stale)
+        self._ledger.count_unused(Reason.STALE, stale)
         self._drop_stale_groups()
 
     def _drop_stale_groups(self) -> None:
-        self._ledger.let_go(Reason.STALE, self._buffer.drop_stale(self._context.arrive()))
+        self._ledger.count_unused(Reason.STALE, self._buffer.drop_stale(self._context.arrive()))
 
 
-def _checked(groups: Sequence[tuple[Announcement, bytes]], rules: BodyRules) -> list[CheckedBody | Rejected]:
+def _check(groups: Sequence[tuple[Announcement, bytes]], rules: BodyRules) -> list[CheckedBody | Rejected]:
     """Returns the results for the first groups, as many as fit into LOOK_S. Blocks while the tasks work."""
     found: list[CheckedBody | Rejected] = []
     began = rules.clock()
@@ -460,7 +469,3 @@ def _checked(groups: Sequence[tuple[Announcement, bytes]], rules: BodyRules) -> 
         except Rejected as rejected:
             found.append(rejected)
     return found
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

@@ -1,6 +1,6 @@
 """Bodies that a node hands on: their content can be reached even if their author's machine cannot.
 
-gossip -> [Holder.heard] who announced what
+gossip -> [Holder.note_announcement] who announced what
 request -> BodyTransfer.answer -> [Holder.pull] -> the author, over the connection that it opened -> store
 
 Two homes behind their routers cannot dial each other, but both have dialled some peer: a seed, or a node with
@@ -21,6 +21,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
+from time import monotonic
 
 from swarmnode.errors import Rejected
 from swarmnode.exchange.library.signed_group import glance
@@ -92,7 +93,7 @@ class Author:
     bodies: dict[bytes, Announced] = field(default_factory=dict[bytes, Announced])
     pulls: int = 0
     """Fetches under way."""
-    gave: bool = False
+    has_given: bool = False
     """True once it has given us a body."""
     waits: TokenBucket = field(default_factory=lambda: TokenBucket(WAITS_S_PER_S, WAITS_BURST_S))
     """Seconds that we may still wait for it in vain."""
@@ -128,9 +129,9 @@ class Holder:
         self._early.clear()
         for message in early:
             if message.sender in came:
-                self.heard(message)
+                self.note_announcement(message)
 
-    def heard(self, message: Message) -> None:
+    def note_announcement(self, message: Message) -> None:
         """Remembers the body that a gossiped header announces, if we could fetch it.
 
         The signature inside is not checked: the network has verified the sender, and a fetched body must have
@@ -153,7 +154,7 @@ class Holder:
         known.remember(header.body_hash, Announced(header.body_bytes, header.created_ms))
         if len(self._authors) > MAX_AUTHORS:
             # Authors that gave us a body stay; strangers displace each other.
-            strangers = (name for name, one in self._authors.items() if not one.gave)
+            strangers = (name for name, one in self._authors.items() if not one.has_given)
             del self._authors[next(strangers, next(iter(self._authors)))]
 
     async def run(self) -> None:
@@ -170,7 +171,7 @@ class Holder:
         announced = None if known is None else known.bodies.get(body_hash)
         if known is None or announced is None or not announced.tries:
             return None
-        stranger = not known.gave
+        stranger = not known.has_given
         if self._waiting >= MAX_WAITING or (
             stranger and self._waiting_for_strangers >= MAX_WAITING_FOR_STRANGERS
         ):
@@ -179,7 +180,7 @@ class Holder:
         if running is None:
             if self._tasks is None or not self._has_place(known):
                 return None
-            running = self._begin(self._tasks, author, known, body_hash, announced)
+            running = self._start_pull(self._tasks, author, known, body_hash, announced)
         # If the asker goes away, the fetch goes on: other and later askers still want the body. If this
         # holder stops, the fetch is cancelled, but its askers are not.
         self._waiting += 1
@@ -192,16 +193,16 @@ class Holder:
         return None if running.cancelled() else running.result()
 
     def _has_place(self, author: Author) -> bool:
-        if len(self._pulls) >= MAX_PULLS or not author.waits.has(0.0, now=_now_s()):
+        if len(self._pulls) >= MAX_PULLS or not author.waits.has(0.0, now=monotonic()):
             return False
-        if author.gave:
+        if author.has_given:
             return author.pulls < MAX_PULLS_PER_AUTHOR
         return author.pulls == 0 and self._pulls_of_strangers < MAX_PULLS_OF_STRANGERS
 
-    def _begin(
+    def _start_pull(
         self, tasks: asyncio.TaskGroup, name: str, author: Author, body_hash: bytes, announced: Announced
     ) -> "asyncio.Task[bytes | None]":
-        stranger = not author.gave
+        stranger = not author.has_given
 
         def end(task: "asyncio.Task[bytes | None]") -> None:
             author.pulls -= 1
@@ -217,22 +218,18 @@ class Holder:
         return task
 
     async def _fetch(self, name: str, author: Author, body_hash: bytes, announced: Announced) -> bytes | None:
-        body, began = None, _now_s()
+        body, began = None, monotonic()
         try:
             body = await self._pull(name, body_hash, announced.size_bytes)
         except Exception:
             # The peer boundary: whatever one author does to us, we go on fetching from the others.
             logger.exception("failed to fetch a body of %s for others", name)
-        took_s = _now_s() - began
+        took_s = monotonic() - began
         if body is None:
             announced.tries -= 1
             author.waits.owe(took_s)
         else:
-            author.gave = True
+            author.has_given = True
             author.waits.owe(max(0.0, took_s - SLOW_S))
             self.pulled += 1
         return body
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

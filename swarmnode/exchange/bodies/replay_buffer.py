@@ -56,10 +56,10 @@ class ReplayBuffer:
         self._groups.append(accepted)
         self._by_author[accepted.author] += 1
         if self._by_author[accepted.author] > self._max_per_author:
-            self._let_go(next(one for one in self._groups if one.author == accepted.author))
+            self._remove(next(one for one in self._groups if one.author == accepted.author))
             return Reason.OVER_SHARE
         if len(self._groups) > self.capacity:
-            self._let_go(self._groups[0])
+            self._remove(self._groups[0])
             return Reason.CROWDED_OUT
         return None
 
@@ -84,7 +84,7 @@ class ReplayBuffer:
         self._keep([accepted for place, accepted in enumerate(self._groups) if place not in drawn])
         return groups
 
-    def _let_go(self, accepted: Accepted) -> None:
+    def _remove(self, accepted: Accepted) -> None:
         self._groups.remove(accepted)
         self._by_author -= Counter((accepted.author,))
 

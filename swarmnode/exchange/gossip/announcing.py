@@ -1,7 +1,7 @@
 """Packs and signs our groups for the swarm, and prepares them for the other policies of this process.
 
 trainer's groups -> [compose] -> header, body -> gossip, unless nobody hears it but those policies; store
-                 -> [give] -> Neighbourhood.hand
+                 -> [as_given] -> Neighbourhood.hand
 
 This is the sending half of validation/. Groups that no peer could use are not announced: those that are
 unfinished, unscored or without advantage, and texts that exceed the wire's bounds. The reason is counted, as
@@ -64,7 +64,7 @@ def compose(
     if group.author != key.peer_id:
         raise Rejected(Reason.NOT_OURS)
     if not all(isinstance(completion.said, str) for completion in group.completions):
-        group = _that_ended(group)
+        group = _without_unfinished(group)
     if not MIN_GROUP_SIZE <= len(group.completions) <= MAX_GROUP_SIZE:
         raise Rejected(Reason.GROUP_SIZE)
     if not for_library:
@@ -91,14 +91,14 @@ def require_readable(group: RolloutGroup, encode: Encode, max_tokens: int) -> No
         raise Rejected(Reason.TOO_LONG, f"{longer} answers, when tokenized again")
 
 
-def resealed(header: Header, body: bytes, key: NodeKey, *, now: float) -> SignedGroup:
+def reseal(header: Header, body: bytes, key: NodeKey, *, now: float) -> SignedGroup:
     """Returns a group of ours with its header signed anew, for nodes that missed it the first time."""
     header = msgspec.structs.replace(header, created_ms=int(now * 1000))
     sealed = seal(key, HEADER_CONTEXT, encode_header(header))
     return SignedGroup(key.peer_id, header, sealed, body)
 
 
-def give(group: RolloutGroup, composed: SignedGroup) -> Given:
+def as_given(group: RolloutGroup, composed: SignedGroup) -> Given:
     """Returns a group of ours as the other policies of this process train on it. They share its tokenizer, so
     it keeps the sampled tokens; its log-probabilities are those of another policy, so they are left out."""
     completions = tuple(
@@ -113,7 +113,7 @@ def give(group: RolloutGroup, composed: SignedGroup) -> Given:
     return Given(composed.body, replace(group, completions=completions), fingerprint(_body(group)))
 
 
-def _that_ended(group: RolloutGroup) -> RolloutGroup:
+def _without_unfinished(group: RolloutGroup) -> RolloutGroup:
     """Returns an environment's group without the episodes that were cut off or could not be judged: no
     receiver would play them to an end."""
     ended = [
@@ -159,8 +159,8 @@ def _header(group: RolloutGroup, body: bytes, *, swarm: str, model: ModelLabel, 
         body_bytes=len(body),
         **asdict(group.example.key),
         group_size=len(group.completions),
-        reward_mean=_claimable(group.reward_mean),
-        reward_std=_claimable(group.reward_std),
+        reward_mean=_require_claimable(group.reward_mean),
+        reward_std=_require_claimable(group.reward_std),
         model_family=model.family,
         model_size=model.size,
         policy_version=group.policy_version,
@@ -168,7 +168,7 @@ def _header(group: RolloutGroup, body: bytes, *, swarm: str, model: ModelLabel, 
     )
 
 
-def _claimable(reward: float | None) -> float | None:
+def _require_claimable(reward: float | None) -> float | None:
     if reward is not None and abs(reward) > MAX_ABS_REWARD:
         raise Rejected(Reason.TOO_LARGE, f"a reward of {reward}")
     return reward

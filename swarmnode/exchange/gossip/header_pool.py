@@ -6,6 +6,7 @@ The pool is bounded per author and in total, so its size does not grow with the 
 author with the most headers in it loses its oldest: newcomers and quiet nodes always find room.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
@@ -23,6 +24,8 @@ class HeaderPool:
         self._max_per_author = max_per_author
         self._by_author: dict[str, deque[Announcement]] = {}
         self._size = 0
+        self.changed = asyncio.Event()
+        """Set when a header was added, and by the fetcher when its demand changed."""
 
     def __len__(self) -> int:
         return self._size
@@ -36,6 +39,7 @@ class HeaderPool:
         headers = self._by_author.setdefault(announcement.author, deque())
         headers.append(announcement)
         self._size += 1
+        self.changed.set()
         if len(headers) > self._max_per_author:
             self._remove_oldest(announcement.author)
         elif self._size > self._max_headers:

@@ -1,8 +1,8 @@
 """Asking for help: a node that is never right says so; others repeat what they found or try it themselves.
 
 node (0 of 16 on an example, 0 of 4096 on a task) -> [Helping.ask] -> topic /swarmnode/4/<swarm>/help/0
-that topic -> [Helping.hear] -> own finds of that example or task -> [Helping.answers] -> announced again
-                            `-> examples of others -> [Helping.to_try] -> Node -> the learner tries them
+that topic -> [Helping.hear] -> own finds of it -> [Helping.take_replies] -> announced again
+                            `-> others' examples -> [Helping.take_examples] -> Node -> the learner tries them
 
 A request is a signed header of its own kind on a topic of its own. Nodes that do not know this kind are not
 on that topic, so they hear nothing and punish nobody. A request promises nothing and earns nothing. Its cost
@@ -126,13 +126,13 @@ class Helping:
         self._to_answer = BoundedDict[str, HelpWanted](MAX_ASKERS)
         self.asked = self.heard = self.answered = self.tried = self.dropped = 0
 
-    def awaits(self, header: Header) -> bool:
+    def is_awaited(self, header: Header) -> bool:
         """Returns True if the group may answer our recent request about its task. Its author must claim right
         answers; the group is then of use to us even if all of its answers are right."""
         asked_at = self._awaited.get(header.task, -ANSWERED_WITHIN_S)
         return (header.reward_mean or 0.0) > 0 and self._context.clock() - asked_at < ANSWERED_WITHIN_S
 
-    def found(self, group: RolloutGroup, header: Header) -> None:
+    def note_find(self, group: RolloutGroup, header: Header) -> None:
         """Remembers a group of ours if it contains a right answer."""
         if any(reward is not None and reward > 0 for reward in group.rewards):
             self._finds.setdefault(header.task, deque(maxlen=FINDS_PER_TASK)).append(header)
@@ -167,7 +167,7 @@ class Helping:
     def hear(self, message: Message) -> None:
         """Takes in a request, or counts that it was dropped; no request costs its author anything."""
         try:
-            wanted = self._checked(message)
+            wanted = self._open_request(message)
         except Rejected:
             self.dropped += 1
             return
@@ -176,7 +176,7 @@ class Helping:
         if (example := wanted.example) is not None:
             self._wanted[message.sender] = example
 
-    def answers(self) -> list[Header]:
+    def take_replies(self) -> list[Header]:
         """Takes out those of our headers that the askers could use, to be signed anew."""
         found: list[Header] = []
         while self._to_answer:
@@ -195,7 +195,7 @@ class Helping:
         self.answered += len(found)
         return found
 
-    def to_try(self, count: int, taken: Container[ExampleKey]) -> list[ExampleKey]:
+    def take_examples(self, count: int, taken: Container[ExampleKey]) -> list[ExampleKey]:
         """Takes out at most `count` examples that others could not answer, one for each author and none that
         we have answered."""
         for author in [author for author, key in self._wanted.items() if key in taken]:
@@ -208,7 +208,7 @@ class Helping:
     def stats(self) -> HelpStats:
         return HelpStats(self.asked, self.heard, self.answered, self.tried, self.dropped)
 
-    def _checked(self, message: Message) -> HelpWanted:
+    def _open_request(self, message: Message) -> HelpWanted:
         """Returns the request in a message. Raises Rejected."""
         author, now = message.sender, self._context.clock()
         if author == self._context.key.peer_id or self._context.is_banned(author):
@@ -217,8 +217,8 @@ class Helping:
             raise Rejected(Reason.GOSSIP_TOO_LARGE)
         allowance = self._allowances.get(author) or TokenBucket(ASKS_PER_S, ASKS_BURST)
         self._allowances[author] = allowance
-        is_new = self._context.trust_of(author) == "newcomer"
-        if not allowance.take(now=now) or (is_new and not self._newcomers.take(now=now)):
+        known = self._context.is_known(author)
+        if not allowance.take(now=now) or not (known or self._newcomers.take(now=now)):
             raise Rejected(Reason.RATE_LIMITED)
         envelope = unseal(message.data, CONTEXT, max_bytes=MAX_REQUEST_BYTES)
         if envelope.author != author:
@@ -240,7 +240,7 @@ class Helping:
         return wanted
 
 
-def rarely_right(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
+def never_right(groups: Sequence[RolloutGroup]) -> list[RolloutGroup]:
     """Returns the groups of a round whose rewards are known and in which no answer was right."""
     return [
         group

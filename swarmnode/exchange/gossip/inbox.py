@@ -1,7 +1,7 @@
 """The entrance of every gossiped header.
 
 HeaderGossip --> [Inbox.hear] -+-> HeaderPool -> choose -> Fetcher -> ReplayBuffer -> Exchange.collect
-Neighbourhood -> [Inbox.take] -+
+Neighbourhood -> [Inbox.take_from_neighbour] -+
 
 The inbox first refuses messages that are cheap to refuse and then checks the rest; the order matters. A peer
 that may not speak is turned away before a byte is decoded, nothing is remembered of a header until its
@@ -10,12 +10,11 @@ signed message, anybody can send it again. So a message that we heard before cos
 ones come out of a small allowance that all authors share.
 """
 
-from collections.abc import Callable
-
 from swarmnode.errors import Rejected
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_context import ExchangeContext
 from swarmnode.exchange.gossip.header_pool import HeaderPool
+from swarmnode.exchange.gossip.helping import Helping
 from swarmnode.exchange.limits import (
     LATE_HEADERS_BURST,
     LATE_HEADERS_PER_S,
@@ -35,23 +34,16 @@ from swarmnode.token_bucket import TokenBucket
 class Inbox:
     """Hears messages, and admits the headers that are sound and new to the pool."""
 
-    def __init__(
-        self,
-        context: ExchangeContext,
-        pool: HeaderPool,
-        on_admitted: Callable[[Announcement], None],
-        awaits: Callable[[Header], bool],
-    ) -> None:
-        """`on_admitted` is called with each header that entered the pool. Headers of neighbours do not come
-        from the network but through `take`. `awaits` returns True for headers whose right answers are wanted
-        even if their rewards are all equal (helping.py)."""
+    def __init__(self, context: ExchangeContext, helping: Helping) -> None:
+        """`helping` knows the headers whose right answers are wanted even if their rewards are all equal.
+        Headers of neighbours do not come from the network but through `take`."""
         self._context, self._settings, self._ledger = context, context.settings, context.ledger
-        self._pool = pool
-        self._on_admitted, self._awaits = on_admitted, awaits
-        self._everybody = {
+        self._helping = helping
+        self.pool = HeaderPool()
+        self._total_rate = {
             proven: TokenBucket(TOTAL_HEADERS_PER_S, TOTAL_HEADERS_BURST) for proven in (False, True)
         }
-        self._late = TokenBucket(LATE_HEADERS_PER_S, LATE_HEADERS_BURST)
+        self._late_rate = TokenBucket(LATE_HEADERS_PER_S, LATE_HEADERS_BURST)
         # A header stays valid for max_age_s by its author's clock, which may be ahead of ours.
         ttl_s = context.settings.max_age_s + MAX_CLOCK_SKEW_S
         self._heard = RecentlySeen(max_keys=MAX_SEEN, ttl_s=ttl_s)
@@ -73,28 +65,27 @@ class Inbox:
         except Rejected as rejected:
             self._ledger.drop(rejected.reason, message.sender, rejected.detail)
 
-    def take(self, author: str, header: Header, sealed: bytes, given: Given) -> None:
+    def take_from_neighbour(self, author: str, header: Header, sealed: bytes, given: Given) -> None:
         """Takes in a group of another policy of this process, if we can use it."""
         self._ledger.headers_seen += 1
         try:
             check_fits(header, self._settings, self._context.tasks, spread=True)
             self.admit(Announcement(author, header, sealed, self._context.arrive(), given))
         except Rejected as rejected:
-            self._ledger.let_go(Reason(rejected.reason))
+            self._ledger.count_unused(Reason(rejected.reason))
 
     def admit(self, announcement: Announcement) -> None:
         """Adds a checked header to the pool. Raises Rejected: duplicate."""
         self._check_new(announcement)
         self.remember(announcement)
         self._ledger.headers_accepted += 1
-        self._ledger.let_go(Reason.CROWDED_OUT, self._pool.add(announcement))
-        self._on_admitted(announcement)
+        self._ledger.count_unused(Reason.CROWDED_OUT, self.pool.add(announcement))
 
     def remember(self, announcement: Announcement) -> None:
         """Refuses this header from now on, for as long as its group is remembered. Its author may announce it
         again because somebody asked for help, and must not be blamed for a copy."""
-        seen = self.seen[self._is_proven(announcement.author)]
-        seen.renew(_identity(announcement), self._context.arrive().at)
+        seen = self.seen[self._context.is_known(announcement.author)]
+        seen.renew(_key_of_group(announcement), self._context.arrive().at)
 
     def _hear(self, message: Message, arrival: Arrival) -> None:
         sender, reputation = message.sender, self._ledger.reputation
@@ -107,15 +98,15 @@ class Inbox:
             raise Rejected(Reason.DUPLICATE)
         if not reputation.may_announce(sender, arrival.at):
             raise Rejected(Reason.RATE_LIMITED)
-        if not self._everybody[self._is_proven(sender)].take(now=arrival.at):
+        if not self._total_rate[self._context.is_known(sender)].take(now=arrival.at):
             raise Rejected(Reason.OVER_CAPACITY)
         try:
             header = open_gossip(message.data, sender, arrival.at, self._settings.max_age_s)
-            self._context.health.heard(sender, header)
-            spread = not self._awaits(header)
+            self._context.health.note_header(sender, header)
+            spread = not self._helping.is_awaited(header)
             check_of_use(sender, header, self._settings, self._context.tasks, spread=spread)
         except Rejected as rejected:
-            reputation.announced(sender, arrival.at)
+            reputation.count_header(sender, arrival.at)
             if rejected.reason in _SIGNED:
                 self._heard.add(digest, arrival.at)
             raise
@@ -132,19 +123,16 @@ class Inbox:
         if created_s < self.born_at:
             raise Rejected(Reason.BEFORE_OUR_TIME, f"{self.born_at - created_s:.0f} s before we started")
         if created_s >= now - LATE_S:
-            self._ledger.reputation.announced(announcement.author, now)
-        elif not self._late.take(now=now):
+            self._ledger.reputation.count_header(announcement.author, now)
+        elif not self._late_rate.take(now=now):
             raise Rejected(Reason.OVER_CAPACITY, "too many old headers")
 
     def _check_new(self, announcement: Announcement) -> None:
-        identity = _identity(announcement)
+        identity = _key_of_group(announcement)
         for seen in self.seen.values():
             seen.forget(announcement.arrival.at)
         if any(identity in seen for seen in self.seen.values()):
             raise Rejected(Reason.DUPLICATE)
-
-    def _is_proven(self, author: str) -> bool:
-        return self._context.trust_of(author) != "newcomer"
 
 
 _SIGNED = frozenset(
@@ -163,5 +151,5 @@ _SIGNED = frozenset(
 """Reasons that are found only after the signature was checked, and that stay true of the same bytes."""
 
 
-def _identity(announcement: Announcement) -> bytes:
+def _key_of_group(announcement: Announcement) -> bytes:
     return key_of(announcement.author.encode(), announcement.header.body_hash)

@@ -1,6 +1,6 @@
 """The exchanges of one process, which hand each other the groups that they publish.
 
-give -> [Neighbourhood.hand] -> Inbox.take of each other policy of this process -> pool
+as_given -> [Neighbourhood.hand] -> Inbox.take_from_neighbour of each other policy of this process -> pool
 
 They have one owner, one model and one tokenizer, so a group is passed on as it is: nothing is fetched,
 decoded, tokenized or scored again. The group is then chosen like those of other authors, and ages like any

@@ -14,9 +14,9 @@ from swarmnode.errors import NetworkError, Rejected
 from swarmnode.exchange.bodies.body_store import BodyStore
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_context import ExchangeContext
-from swarmnode.exchange.gossip.announcing import ModelLabel, compose, give, require_readable, resealed
+from swarmnode.exchange.gossip.announcing import ModelLabel, as_given, compose, require_readable, reseal
 from swarmnode.exchange.gossip.header_gossip import topic_of
-from swarmnode.exchange.gossip.helping import Helping, help_topic_of, rarely_right
+from swarmnode.exchange.gossip.helping import Helping, help_topic_of, never_right
 from swarmnode.exchange.gossip.thanks import ReceiptKeeper
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import SignedGroup
@@ -38,6 +38,7 @@ class Publisher:
         self,
         context: ExchangeContext,
         bodies: BodyStore,
+        helping: Helping,
         shelf: Shelf | None,
         model: ModelLabel,
         receipts: ReceiptKeeper | None,
@@ -48,11 +49,11 @@ class Publisher:
         tokens of an answer."""
         self._encode = encode
         self._context, self._settings, self._ledger = context, context.settings, context.ledger
-        self._bodies, self._shelf, self._model, self._receipts = bodies, shelf, model, receipts
+        self._bodies, self._helping = bodies, helping
+        self._shelf, self._model, self._receipts = shelf, model, receipts
         self._topic, self._help_topic = topic_of(self._settings.swarm), help_topic_of(self._settings.swarm)
         self._pace = TokenBucket(PACE * HEADERS_PER_S, PACE * HEADERS_BURST)
         self._host_was_down = False
-        self.helping = Helping(context)
         self._asked_for_help = asyncio.Event()
 
     async def publish(self, groups: Sequence[RolloutGroup]) -> None:
@@ -61,12 +62,12 @@ class Publisher:
         outside = not groups or await self._is_heard_outside()
         for group in groups:
             try:
-                composed = self._composed(group)
+                composed = self._compose_and_hand(group)
                 require_readable(group, self._encode, self._settings.max_tokens)
                 self._shelve(composed)
                 if outside:
                     await self._announce(composed)
-                    self.helping.found(group, composed.header)
+                    self._helping.note_find(group, composed.header)
                 self._ledger.published += 1
             except Rejected as rejected:
                 self._ledger.unpublished[rejected.reason] += 1
@@ -87,12 +88,12 @@ class Publisher:
         if self._settings.private or not groups or not await self._context.is_anybody_there():
             return asked
         by_task: dict[str, list[RolloutGroup]] = {}
-        for group in rarely_right(groups):
+        for group in never_right(groups):
             by_task.setdefault(group.example.key.task, []).append(group)
         for task, stuck in by_task.items():
             answers = sum(len(group.completions) for group in stuck)
             example = self._context.rng.choice(stuck).example.key
-            sealed = self.helping.ask(task, example.version, answers, example)
+            sealed = self._helping.ask(task, example.version, answers, example)
             if sealed is None:
                 continue
             with suppress(NetworkError):  # Announcing groups reports that the network is down.
@@ -104,25 +105,25 @@ class Publisher:
     def hear_request(self, message: Message) -> None:
         """Takes in another node's request for help."""
         self._ledger.bytes_in += len(message.data)
-        self.helping.hear(message)
+        self._helping.hear(message)
         self._asked_for_help.set()
 
     async def run(self) -> None:
         """Signs and announces again the groups that askers could use, until cancelled."""
         while await self._asked_for_help.wait():
             self._asked_for_help.clear()
-            for header in self.helping.answers():
+            for header in self._helping.take_replies():
                 body = self._bodies.get(header.body_hash)
                 if body is None:
                     continue
                 with suppress(NetworkError, Rejected):
-                    await self._announce(resealed(header, body, self._context.key, now=self._context.clock()))
+                    await self._announce(reseal(header, body, self._context.key, now=self._context.clock()))
 
-    def _composed(self, group: RolloutGroup) -> SignedGroup:
+    def _compose_and_hand(self, group: RolloutGroup) -> SignedGroup:
         """Returns a group ready to be announced, after handing it to the other policies of this process."""
         composed = self._compose(group)
         if self._context.has_neighbours():
-            given = give(group, composed)
+            given = as_given(group, composed)
             own = self._context.key.peer_id
             self._context.neighbourhood.hand(own, composed.header, composed.sealed, given)
         return composed
@@ -137,7 +138,7 @@ class Publisher:
             for_library=for_library,
         )
         if self._receipts is not None:
-            self._receipts.gave(composed.header.task, composed.header.group_size)
+            self._receipts.note_given(composed.header.task, composed.header.group_size)
         return composed
 
     def _shelve(self, composed: SignedGroup) -> None:
@@ -159,7 +160,7 @@ class Publisher:
             self._shelve(composed)
             if outside:
                 self._bodies.put(composed.header.body_hash, composed.body)
-                self.helping.found(group, composed.header)
+                self._helping.note_find(group, composed.header)
 
     async def _announce(self, composed: SignedGroup) -> None:
         require_exchanged(self._context.tasks[composed.header.task])

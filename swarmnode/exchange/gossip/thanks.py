@@ -25,11 +25,11 @@ NOTHING_SAVED = msgspec.Raw(msgspec.msgpack.encode(()))
 class ReceiptKeeper(Protocol):
     """Receipts that we send to others, and that others send to us."""
 
-    def learnt(self, taught: Iterable[Taught]) -> None:
+    def note_learnt(self, taught: Iterable[Taught]) -> None:
         """Notes groups of others that we learnt from."""
         ...
 
-    def gave(self, task: str, answers: int) -> None:
+    def note_given(self, task: str, answers: int) -> None:
         """Notes a group of ours that others may learn from."""
         ...
 

@@ -12,7 +12,7 @@ charged to the peer that served the group, and a false claim to the author that 
 whose groups were of no use is not asked further.
 
 Peers are asked at a start, and again for only three reasons, at most every AGAIN_S: nobody has lent us
-anything yet, the node is never right at something (`wants_more`), or it was cut off from everybody for
+anything yet, the node is never right at something (`ask_again`), or it was cut off from everybody for
 CUT_OFF_S and is back.
 
 Nothing waits for any of this: rounds take the groups that are ready.
@@ -23,6 +23,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from time import monotonic
 
 from swarmnode.errors import HostDown, NetworkError, Rejected
 from swarmnode.exchange.bodies.body_transfer import HASH_BYTES, BodyTransfer
@@ -95,7 +96,7 @@ CUT_OFF_S = 1800.0
 ASK_S = 10.0
 """Deadline of one request."""
 
-_TOLD_BY_ITSELF = frozenset(one for one in Reason if one.points >= 10) - {Reason.FALSE_CLAIM}
+_KNOWN_TO_LENDER = frozenset(one for one in Reason if one.points >= 10) - {Reason.FALSE_CLAIM}
 """Reasons that an honest peer would have found out when it judged the group itself."""
 
 
@@ -118,7 +119,7 @@ class Borrowed:
 
 
 class Borrower:
-    """Borrows right answers. Once `settle` has been called, `run` fetches in the background, and `draw`
+    """Borrows right answers. Once `note_book` has been called, `run` fetches in the background, and `draw`
     returns judged groups. The exchange loads, writes and serves what is kept and lent."""
 
     def __init__(
@@ -141,7 +142,7 @@ class Borrower:
         self._of_author: Counter[str] = Counter()
         self._lenders: set[str] = set()
         self._refused: Counter[str] = Counter()
-        self._groups = self._own = 0
+        self._groups = self._at_home = 0
         self._taken = self._taken_bytes = 0
         """Groups taken in this search, and their bytes."""
         self._done = self._wants_more = False
@@ -153,14 +154,14 @@ class Borrower:
         """Groups that wait to be drawn."""
         return len(self._ready)
 
-    def settle(self, taught: Collection[Origin]) -> None:
+    def note_book(self, taught: Collection[Origin]) -> None:
         """Notes whose answers to which examples the book holds. Nothing is borrowed before that."""
-        self.shelf.settle(taught, self._versions)
+        self.shelf.note_book(taught, self._versions)
         if not self._settled.is_set():
             # If the book has finds of ours in a task, it dropped our others: they would come back as a
             # stranger's.
             ours = self._context.key.peer_id
-            self.shelf.pass_over(ours, {key.task for author, key in taught if author == ours})
+            self.shelf.skip_unread(ours, {key.task for author, key in taught if author == ours})
             self._settled.set()
 
     def draw(self, limit: int) -> list[RolloutGroup]:
@@ -171,11 +172,11 @@ class Borrower:
         self._drawn.update((group.author, group.example.key) for group in drawn)
         return drawn
 
-    def drawn_of(self, answers: Mapping[Origin, int]) -> int:
+    def count_drawn(self, answers: Mapping[Origin, int]) -> int:
         """Returns how many of these answers come from groups that were drawn."""
         return sum(count for origin, count in answers.items() if origin in self._drawn)
 
-    def wants_more(self) -> None:
+    def ask_again(self) -> None:
         """Has peers asked again, AGAIN_S after the last search began: something here is never right."""
         self._wants_more = True
 
@@ -186,7 +187,7 @@ class Borrower:
             groups=self._groups,
             lenders=len(self._lenders),
             authors=len(self._of_author),
-            own=self._own,
+            own=self._at_home,
             refused=dict(self._refused),
             done=self._done and not self._ready,
         )
@@ -197,7 +198,7 @@ class Borrower:
         await self._settled.wait()
         await self._read_own()
         while len(self._known) < MAX_LOOKED_AT:
-            begun, self._wants_more, self._done = _now_s(), False, False
+            begun, self._wants_more, self._done = monotonic(), False, False
             await self._ask_around(until=begun + LOOK_FOR_S)
             self._taken = self._taken_bytes = 0
             self._done = True
@@ -206,12 +207,12 @@ class Borrower:
 
     async def _until_there_is_a_reason(self, begun: float) -> None:
         """Waits for a reason to ask again, and at least AGAIN_S from the beginning of the last search."""
-        there_at = _now_s()
-        while _now_s() < begun + AGAIN_S or not (self._wants_more or not self._lenders):
+        there_at = monotonic()
+        while monotonic() < begun + AGAIN_S or not (self._wants_more or not self._lenders):
             await asyncio.sleep(LOOK_LATE_S)
             if await self._context.is_anybody_there():
-                self._wants_more |= _now_s() >= there_at + CUT_OFF_S
-                there_at = _now_s()
+                self._wants_more |= monotonic() >= there_at + CUT_OFF_S
+                there_at = monotonic()
 
     async def _ask_around(self, *, until: float) -> None:
         """Runs one search, which asks at most MAX_LENDERS peers."""
@@ -221,10 +222,10 @@ class Borrower:
             while not self._is_enough() and asked < MAX_LENDERS:
                 room = min(LENDERS_AT_ONCE - len(asking), MAX_LENDERS - asked)
                 for peer in (await self._peers())[:room]:
-                    self._asked_at[peer] = _now_s()
+                    self._asked_at[peer] = monotonic()
                     asking.add(lenders.create_task(self._borrow_from(peer), name=f"library of {peer}"))
                     asked += 1
-                if (late := _now_s() >= until) and self._lenders:
+                if (late := monotonic() >= until) and self._lenders:
                     return
                 await asyncio.sleep(LOOK_LATE_S if late else LOOK_EVERY_S)
                 asking = {task for task in asking if not task.done()}
@@ -240,7 +241,7 @@ class Borrower:
         while not self._is_enough():
             while len(waiting) < JUDGED_TOGETHER and (group := self.shelf.next_unread(tasks)) is not None:
                 try:
-                    announcement = self._checked(group.sealed, self._settings_of(group))
+                    announcement = self._check(group.sealed, self._settings_of(group))
                 except Rejected as rejected:
                     self._refused[rejected.reason] += 1
                 else:
@@ -248,7 +249,7 @@ class Borrower:
             if not waiting:
                 break
             try:
-                judged = await self._judged(waiting, payer=None)
+                judged = await self._judge(waiting, payer=None)
             except Exception:
                 # Our task's code may raise anything; the other groups of the home are still read.
                 logger.exception("failed to judge %d groups of our own library", len(waiting))
@@ -260,11 +261,11 @@ class Borrower:
                     self._refused[found.reason] += 1
                 else:
                     self._take(*one, found)
-                    self._own += 1
+                    self._at_home += 1
             await self._until_there_is_room()
         if unread:
             refused = sum(self._refused.values())
-            logger.info("judged this home's library: %d groups accepted, %d refused", self._own, refused)
+            logger.info("judged this home's library: %d groups accepted, %d refused", self._at_home, refused)
 
     def _settings_of(self, group: SignedGroup) -> ExchangeSettings:
         """Returns settings for the swarm of a group. A file may be of another swarm: the user who put it here
@@ -275,7 +276,7 @@ class Borrower:
 
     async def _peers(self) -> list[str]:
         """Returns the connected peers that may be asked and were not asked lately, in random order."""
-        since = _now_s() - AGAIN_S
+        since = monotonic() - AGAIN_S
         self._asked_at = {peer: at for peer, at in self._asked_at.items() if at > since}
         try:
             peers = sorted(set(await self._context.host.peers()) - self._asked_at.keys())
@@ -291,9 +292,9 @@ class Borrower:
         lender = _Lender(peer)
         try:
             async with asyncio.timeout(LEND_FOR_S):
-                for section in self._turns(lender):
-                    await self._ask_on(lender, section)
-                await self._judge_what_waits(lender)
+                for section in self._sections_in_turn(lender):
+                    await self._take_one(lender, section)
+                await self._judge_waiting(lender)
         except TimeoutError:
             logger.debug("reading the library of %s took too long", peer)
         except Exception:
@@ -303,7 +304,7 @@ class Borrower:
             # Groups that were fetched but not judged may still be taken from another peer.
             self._known.difference_update((one.author, one.header.body_hash) for one, _ in lender.waiting)
 
-    def _turns(self, lender: "_Lender") -> Iterator["_Section"]:
+    def _sections_in_turn(self, lender: "_Lender") -> Iterator["_Section"]:
         """Yields sections of the peer's library that have more groups, in turns, until the peer is not asked
         any more. Sections that we need more come more often."""
         start = self._context.rng.randbytes(HASH_BYTES)
@@ -318,24 +319,24 @@ class Borrower:
                 elif self._context.rng.random() < max(LEAST_NEED, self._fetcher.needs.get(section.task, 1.0)):
                     yield section
 
-    async def _ask_on(self, lender: "_Lender", section: "_Section") -> None:
+    async def _take_one(self, lender: "_Lender", section: "_Section") -> None:
         """Takes one group of a section, after fetching a page if none is left."""
         await self._until_it_may_be_asked(lender)
         try:
             if not section.waiting:
-                section.turn_to(await self._page(lender, section))
+                section.add_page(await self._fetch_page(lender, section))
             while section.waiting and not await self._borrow(lender, section, section.waiting.popleft()):
                 pass
             if not section.waiting:
-                section.page_ends()
+                section.end_page()
         except HostDown:
             await asyncio.sleep(LOOK_EVERY_S)
         except Rejected as rejected:
-            section.ends()
+            section.end()
             self._refuse(lender, rejected)
 
-    async def _page(self, lender: "_Lender", section: "_Section") -> LibraryPage:
-        if not self._ledger.reputation.ask(lender.peer, self._context.clock()):
+    async def _fetch_page(self, lender: "_Lender", section: "_Section") -> LibraryPage:
+        if not self._ledger.reputation.take_ask(lender.peer, self._context.clock()):
             raise Rejected(Reason.UNAVAILABLE)
         request = PageRequest(section.task, section.version, section.after)
         return await self.pages.ask(lender.peer, request, timeout_s=ASK_S)
@@ -344,17 +345,17 @@ class Borrower:
         """Takes one group of a page. Returns False if it is known or cannot be taken."""
         author, header = glance(row.sealed)
         name = author, header.body_hash
-        if not section.passes(header) or name in self._known or name in self.shelf:
+        if not section.pass_header(header) or name in self._known or name in self.shelf:
             return False
         # Our home has our own finds already, or dropped them.
         if author == self._context.key.peer_id or self._of_author[author] >= MAX_PER_AUTHOR:
             return False
         if self._context.is_banned(author):
             return False
-        announcement = self._checked(row.sealed, self._settings)
+        announcement = self._check(row.sealed, self._settings)
         self._known.add(name)
         try:
-            body = await self._body(lender, announcement, row.body)
+            body = await self._get_body(lender, announcement, row.body)
         except BaseException as error:
             self._known.discard(name)  # Another peer may have it.
             if isinstance(error, Rejected):
@@ -363,10 +364,10 @@ class Borrower:
             raise
         lender.waiting.append((announcement, body))
         if len(lender.waiting) >= JUDGED_TOGETHER:
-            await self._judge_what_waits(lender)
+            await self._judge_waiting(lender)
         return True
 
-    async def _body(self, lender: "_Lender", announcement: Announcement, beside: bytes) -> bytes:
+    async def _get_body(self, lender: "_Lender", announcement: Announcement, beside: bytes) -> bytes:
         """Returns the body of a group: the one beside its header, or what the peer gives for its hash."""
         if not beside:
             await self._until_it_may_be_asked(lender)
@@ -376,11 +377,11 @@ class Borrower:
             raise Rejected(Reason.WRONG_BODY, "next to a header that names another")
         return beside
 
-    async def _judge_what_waits(self, lender: "_Lender") -> None:
+    async def _judge_waiting(self, lender: "_Lender") -> None:
         """Judges everything that was fetched from a peer, in one thread as long as that is quick."""
         while lender.waiting and not self._context.is_banned(lender.peer):
             await _until(lambda: self._fetcher.may_be_judged(lender.peer))
-            for (announcement, body), found in await self._judged(lender.waiting, payer=lender.peer):
+            for (announcement, body), found in await self._judge(lender.waiting, payer=lender.peer):
                 if not isinstance(found, Rejected) and found.fingerprint in self._contents:
                     found = Rejected(Reason.COPIED, "the same answers came from another author")
                 if isinstance(found, Rejected):
@@ -389,7 +390,7 @@ class Borrower:
                 if found.false_claim:
                     self._ledger.drop(Reason.FALSE_CLAIM, announcement.author, found.false_claim)
                 teaches = _teaches(found.group)
-                lender.gave(is_of_use=teaches and not found.false_claim)
+                lender.count(is_of_use=teaches and not found.false_claim)
                 if teaches:
                     self._lenders.add(lender.peer)
                     self._take(announcement, body, found)
@@ -397,18 +398,18 @@ class Borrower:
 
     def _refuse(self, lender: "_Lender", rejected: Rejected) -> None:
         """Counts a group or page of no use, and blames the peer for faults that it must have known."""
-        lender.gave(is_of_use=False)
+        lender.count(is_of_use=False)
         self._refused[rejected.reason] += 1
-        if rejected.reason in _TOLD_BY_ITSELF:
+        if rejected.reason in _KNOWN_TO_LENDER:
             # The author is at fault for what it signed, and the peer that served it is no better.
             self._ledger.drop(rejected.reason, lender.peer, f"in its library: {rejected.detail}")
 
     # ---- what both are ----
 
-    def _checked(self, sealed: bytes, settings: ExchangeSettings) -> Announcement:
+    def _check(self, sealed: bytes, settings: ExchangeSettings) -> Announcement:
         return check_header(sealed, self._context.arrive(), settings=settings, tasks=self._tasks)
 
-    async def _judged(
+    async def _judge(
         self, waiting: list[tuple[Announcement, bytes]], *, payer: str | None
     ) -> list[tuple[tuple[Announcement, bytes], CheckedBody | Rejected]]:
         """Takes out the groups that the judge had time for, with their results; if it gave none, takes out
@@ -421,7 +422,7 @@ class Borrower:
 
         found: list[CheckedBody | Rejected]
         try:
-            found = await self._fetcher.judged_together(tuple(waiting), took, payer=payer)
+            found = await self._fetcher.judge_together(tuple(waiting), took, payer=payer)
         except Rejected as rejected:
             found = [rejected] * len(waiting)
         judged = list(zip(waiting, found, strict=False))
@@ -471,7 +472,7 @@ class _Lender:
         looked_at = self.given + self.in_vain + len(self.waiting)
         return looked_at >= MAX_PER_LENDER or self.in_vain - self.given >= IN_VAIN
 
-    def gave(self, *, is_of_use: bool) -> None:
+    def count(self, *, is_of_use: bool) -> None:
         self.given += is_of_use
         self.in_vain += not is_of_use
 
@@ -492,12 +493,12 @@ class _Section:
     """True while the second part is read."""
     is_over: bool = False
 
-    def turn_to(self, page: LibraryPage) -> None:
+    def add_page(self, page: LibraryPage) -> None:
         """Continues with a page."""
         self.waiting.extend(page.rows)
         self.more = page.more and bool(page.rows)
 
-    def passes(self, header: Header) -> bool:
+    def pass_header(self, header: Header) -> bool:
         """Goes past a header. Returns False if all that follow were seen before. Raises Rejected if the
         header has no place on this page; otherwise a peer could go on for ever."""
         if (header.task, header.version) != (self.task, self.version):
@@ -506,19 +507,19 @@ class _Section:
             raise Rejected(Reason.MALFORMED, "a page out of order")
         self.after = header.body_hash
         if self.wrapped and self.after > self.start:
-            self.ends()
+            self.end()
         return not self.is_over
 
-    def page_ends(self) -> None:
+    def end_page(self) -> None:
         """Notes that the last header of a page was passed."""
         if self.more or self.is_over:
             return
         if self.wrapped:
-            self.ends()
+            self.end()
         else:
             self.wrapped, self.more, self.after = True, True, b""
 
-    def ends(self) -> None:
+    def end(self) -> None:
         """Ends the section: nothing more of it is asked for."""
         self.waiting.clear()
         self.is_over = True
@@ -533,7 +534,3 @@ def _teaches(group: RolloutGroup) -> bool:
 async def _until(holds: Callable[[], bool]) -> None:
     while not holds():  # noqa: ASYNC110  time passes by itself, and rounds have no event to wait for
         await asyncio.sleep(LOOK_EVERY_S)
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

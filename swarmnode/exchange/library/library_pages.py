@@ -91,7 +91,7 @@ class LibraryPages:
 
     async def answer(self, peer: str, request: bytes) -> bytes:
         """Returns the page that a peer asks for, or nothing."""
-        if not self._bodies.hears(peer):
+        if not self._bodies.admit_request(peer):
             return b""
         try:
             wanted = decoded(_requests, request, Reason.BAD_REQUEST)
@@ -125,5 +125,5 @@ class LibraryPages:
             raise Rejected(Reason.UNAVAILABLE, str(error)) from error
         if not data:
             raise Rejected(Reason.UNAVAILABLE, "it is not giving us anything now")
-        self._bodies.fetched(len(data))
+        self._bodies.count_download(len(data))
         return decoded(_pages, data)

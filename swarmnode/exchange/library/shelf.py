@@ -1,11 +1,11 @@
 """The groups whose right answers are in this node's book, as their authors signed them, in memory and on
 disk.
 
-publish, accept -> [Shelf.offer] -> [Shelf.settle] (what the book holds stays) -> library_pages.py, a file
+publish, accept -> [Shelf.offer] -> [Shelf.note_book] (what the book holds stays) -> library_pages.py, a file
 start -> [Shelf.load] -> [Shelf.next_unread] -> borrower.py
 
 The book belongs to the learner and knows nothing of signatures. So every group that may enter it is put here
-first, and after each round `settle` is told whose answers to which examples the book holds. Those groups
+first, and after each round `note_book` is told whose answers to which examples the book holds. Those groups
 stay, and others can ask for them. Groups that the book did not take within some rounds, or dropped, leave.
 
 The file is a library that anyone can read (signed_group.py). Rows are appended now and then, beside the event
@@ -56,9 +56,9 @@ class ShelvedGroup:
     """A group and its place in the book."""
 
     group: SignedGroup
-    taught: bool = False
+    in_book: bool = False
     """True if the book holds an answer of it."""
-    absent: int = 0
+    rounds_absent: int = 0
     """Rounds in a row in which the book held none."""
     written: bool = False
     """True if the file has a line for it that belongs there: the book has not dropped it."""
@@ -99,11 +99,11 @@ class Shelf:
         """Lines of the file."""
         self._torn = False
         """True if the file contains something other than rows."""
-        self._told = False
+        self._write_failed = False
         self._writing: asyncio.Future[None] | None = None
 
     def __len__(self) -> int:
-        return sum(row.taught for row in self._rows.values())
+        return sum(row.in_book for row in self._rows.values())
 
     def __contains__(self, name: object) -> bool:
         return name in self._rows
@@ -115,7 +115,7 @@ class Shelf:
 
     def groups(self) -> list[SignedGroup]:
         """Returns the groups that the book holds an answer of, oldest first."""
-        return [row.group for row in self._rows.values() if row.taught]
+        return [row.group for row in self._rows.values() if row.in_book]
 
     def offer(self, group: SignedGroup) -> None:
         """Keeps a group until it is known whether the book takes an answer of it."""
@@ -124,23 +124,23 @@ class Shelf:
             self._add(ShelvedGroup(group))
             self._keep_within_bounds()
         else:
-            row.absent = 0
+            row.rounds_absent = 0
 
-    def settle(self, taught: Collection[Origin], tasks: Collection[tuple[str, str]]) -> None:
+    def note_book(self, taught: Collection[Origin], tasks: Collection[tuple[str, str]]) -> None:
         """Notes whose answers to which examples the book holds after a round. That says nothing about groups
         of tasks other than `tasks` (names and versions)."""
         for name, row in tuple(self._rows.items()):
             if row.task not in tasks:
                 continue
-            known, row.taught = row.taught, row.origin in taught
-            if row.taught:
-                row.absent, row.unread = 0, False
+            known, row.in_book = row.in_book, row.origin in taught
+            if row.in_book:
+                row.rounds_absent, row.unread = 0, False
             elif not row.unread:
-                row.absent += 1
-            if row.taught != known:
+                row.rounds_absent += 1
+            if row.in_book != known:
                 self._pages = None
                 row.written = row.written and not known
-            if row.absent > self._rounds_to_wait:
+            if row.rounds_absent > self._rounds_to_wait:
                 self._remove(name)
 
     def body(self, body_hash: bytes) -> bytes | None:
@@ -152,12 +152,12 @@ class Shelf:
     ) -> tuple[list[SignedGroup], bool]:
         """Returns at most `limit` groups of a task in the order of their hashes, beginning with the first
         above `after`, and True if there are more. Groups of other swarms stay at home."""
-        names = self._sorted().get((swarm, task, version), [])
+        names = self._sorted_names().get((swarm, task, version), [])
         start = bisect_right(names, after, key=lambda one: one[0])
         found = [self._rows[author, body_hash].group for body_hash, author in names[start : start + limit]]
         return found, start + limit < len(names)
 
-    def pass_over(self, author: str, tasks: Collection[str]) -> None:
+    def skip_unread(self, author: str, tasks: Collection[str]) -> None:
         """Excludes this author's groups of these tasks from being read again."""
         for row in self._rows.values():
             if row.group.author == author and row.task[0] in tasks:
@@ -209,7 +209,7 @@ class Shelf:
             return
         if self._writing is not None:
             await asyncio.wait([self._writing])
-        kept = [row for row in self._rows.values() if row.taught or row.written]
+        kept = [row for row in self._rows.values() if row.in_book or row.written]
         new = [row for row in kept if not row.written]
         lines = self._lines + len(new)
         anew = self._torn or lines > 2 * len(kept) + 64 or (last and lines > len(kept))
@@ -232,9 +232,9 @@ class Shelf:
                 with self._path.open("ab") as file:
                     file.write(data)
         except OSError as error:
-            if not self._told:
+            if not self._write_failed:
                 logger.warning("cannot write the library to disk: %s; the node continues", error)
-            self._told = self._torn = True
+            self._write_failed = self._torn = True
             return
         self._lines = len(rows) + (0 if anew else self._lines)
         self._torn = False
@@ -262,7 +262,7 @@ class Shelf:
         row = self._rows.pop(name)
         self._bodies.pop(row.group.header.body_hash, None)
         self._size_bytes -= row.group.size_bytes
-        if row.taught:
+        if row.in_book:
             self._pages = None
 
     def _keep_within_bounds(self) -> None:
@@ -271,7 +271,7 @@ class Shelf:
         if not self._is_over():
             return
         taught = deque(self.groups())
-        waiting = deque(row.group for row in self._rows.values() if not row.taught)
+        waiting = deque(row.group for row in self._rows.values() if not row.in_book)
         waiting_bytes = sum(group.size_bytes for group in waiting)
         while self._is_over():
             too_many = len(waiting) > WAITING_SHARE * self._max_groups
@@ -285,7 +285,7 @@ class Shelf:
     def _is_over(self) -> bool:
         return len(self._rows) > self._max_groups or self._size_bytes > self._max_bytes
 
-    def _sorted(self) -> dict[tuple[str, str, str], list[tuple[bytes, str]]]:
+    def _sorted_names(self) -> dict[tuple[str, str, str], list[tuple[bytes, str]]]:
         if self._pages is None:
             found: dict[tuple[str, str, str], list[tuple[bytes, str]]] = {}
             for group in self.groups():

@@ -98,12 +98,10 @@ def load(path: Path) -> Record | None:
 
 
 class Recorder:
-    """Writes the record that `take` returns to a file, now and then and at the end, in a thread and one at a
-    time."""
+    """Writes records to a file, in a thread and one at a time."""
 
-    def __init__(self, path: Path, take: Callable[[], Record]) -> None:
-        self._path = path
-        self._take = take
+    def __init__(self, path: Path) -> None:
+        self.path = path
         self._writing: asyncio.Future[None] | None = None
         self._written: Record | None = None
         self._failed = False
@@ -114,21 +112,21 @@ class Recorder:
         killed."""
         self._in_a_hurry.set()
 
-    async def run(self) -> None:
-        """Writes until cancelled: at once, so that the next run knows of this one, then now and then."""
+    async def run(self, take: Callable[[], Record]) -> None:
+        """Writes what `take` returns until cancelled: at once, so that the next run knows of this one, then
+        now and then."""
         while True:
-            await self.write()
+            await self.write(take())
             await asyncio.sleep(min(HURRY_S, WRITE_EVERY_S))
             with suppress(TimeoutError):
                 async with asyncio.timeout(WRITE_EVERY_S - HURRY_S):
                     await self._in_a_hurry.wait()
             self._in_a_hurry.clear()
 
-    async def write(self) -> None:
+    async def write(self, record: Record) -> None:
         """Brings the file up to date if there is anything new. An error of the disk is logged once."""
         if self._writing is not None:
             await asyncio.wait([self._writing])
-        record = self._take()
         if record == self._written:
             return
         # Must not be cancelled: a thread left alone would write to the same file as the next.
@@ -137,7 +135,7 @@ class Recorder:
 
     def _write(self, record: Record) -> None:
         try:
-            replace_file(self._path, msgspec.msgpack.encode(record))
+            replace_file(self.path, msgspec.msgpack.encode(record))
         except OSError as error:
             if not self._failed:
                 logger.warning("cannot write the record of peers: %s; the node continues", error)

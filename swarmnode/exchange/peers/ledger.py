@@ -13,7 +13,7 @@ from swarmnode.identity.memorable_name import memorable_name
 
 logger = logging.getLogger(__name__)
 
-MOST_TOLD = 128
+MOST_LOGGED = 128
 """Once this many are in the log, reasons already logged are not logged for further peers: identities are
 free."""
 
@@ -29,14 +29,14 @@ class Ledger(ExchangeCounts):
         reputation: Reputation,
         clock: Callable[[], float],
         *,
-        on_ban: Callable[[str], None] = lambda peer: None,
+        on_ban: Callable[[str, float], None] = lambda peer, banned_for_s: None,
     ) -> None:
-        """`on_ban` is called with each peer that is newly banned."""
+        """`on_ban` is called with each peer that is newly banned, and the seconds that its ban lasts."""
         super().__init__()
         self.reputation = reputation
         self._on_ban = on_ban
         self._clock = clock
-        self._told: set[Reason | tuple[Reason, str]] = set()
+        self._logged: set[Reason | tuple[Reason, str]] = set()
 
     def drop(self, reason: str, peer: str, detail: str = "") -> None:
         """Counts something that was not used, and takes its price from the peer that it came from. The first
@@ -47,9 +47,10 @@ class Ledger(ExchangeCounts):
         self.dropped[known] += 1
         if known in NOT_NEEDED:
             return
-        self._tell(known, peer, detail)
-        newly_banned = known.points > 0 and self.reputation.punish(peer, known.points, self._clock())
-        self.reputation.refused(peer, known)
+        self._log_first(known, peer, detail)
+        now = self._clock()
+        newly_banned = known.points > 0 and self.reputation.punish(peer, known.points, now)
+        self.reputation.note_refused(peer, known)
         logger.debug("%s from %s: %s", known, peer, detail)
         if newly_banned:
             logger.warning(
@@ -59,12 +60,12 @@ class Ledger(ExchangeCounts):
                 BAN_BELOW,
                 known,
             )
-            self._on_ban(peer)
+            self._on_ban(peer, self.reputation.banned_for_s(peer, now))
 
-    def _tell(self, reason: Reason, peer: str, detail: str) -> None:
-        if (reason, peer) in self._told or (reason in self._told and len(self._told) >= MOST_TOLD):
+    def _log_first(self, reason: Reason, peer: str, detail: str) -> None:
+        if (reason, peer) in self._logged or (reason in self._logged and len(self._logged) >= MOST_LOGGED):
             return
-        self._told |= {reason, (reason, peer)}
+        self._logged |= {reason, (reason, peer)}
         logger.info(
             "%s, from %s (%s): %s; further ones are only counted (docs/metrics.md)",
             "counted against its author" if reason is Reason.FALSE_CLAIM else "not used",
@@ -73,15 +74,11 @@ class Ledger(ExchangeCounts):
             f"{reason}: {detail}"[:MOST_DETAIL] if detail else reason,
         )
 
-    def let_go(self, reason: Reason, count: int = 1) -> None:
+    def count_unused(self, reason: Reason, count: int = 1) -> None:
         """Counts what left the pool or the buffer unused; nobody is to blame."""
         if count:
             self.dropped[reason] += count
 
-    def banned_for_s(self, peer: str) -> float:
-        """Returns how long the ban of a peer still lasts."""
-        return self.reputation.banned_for_s(peer, self._clock())
-
     def accept(self, peer: str) -> None:
         self.accepted += 1
-        self.reputation.was_accepted(peer)
+        self.reputation.note_accepted(peer)

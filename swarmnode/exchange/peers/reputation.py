@@ -122,35 +122,35 @@ class Reputation:
 
     def may_announce(self, peer: str, now: float) -> bool:
         """Returns True if some of the peer's allowance of headers is left."""
-        return self._of(peer).headers.has(now=now)
+        return self._remember(peer).headers.has(now=now)
 
-    def announced(self, peer: str, now: float) -> None:
+    def count_header(self, peer: str, now: float) -> None:
         """Uses up one header of the peer's allowance."""
-        self._of(peer).headers.take(now=now)
+        self._remember(peer).headers.take(now=now)
 
     def take_request(self, peer: str, now: float) -> bool:
         """Uses up one body request of the peer's allowance. Returns False if none is left."""
-        return self._of(peer).requests.take(now=now)
+        return self._remember(peer).requests.take(now=now)
 
     # ---- how it behaves ----
 
     def is_banned(self, peer: str, now: float) -> bool:
-        if not self.known(peer).banned:
+        if not self.standing_of(peer).banned:
             return False  # Anybody can name any peer, so being asked about is not remembered.
-        standing = self._of(peer)
+        standing = self._remember(peer)
         standing.banned = self._recover(standing, now) < FORGIVE_AT
         return standing.banned
 
     def punish(self, peer: str, penalty: float, now: float) -> bool:
         """Lowers a peer's score. Returns True if this gets the peer banned."""
-        standing = self._of(peer)
+        standing = self._remember(peer)
         standing.dropped += 1
         standing.score = max(0.0, self._recover(standing, now) - penalty)
         newly_banned = not standing.banned and standing.score < BAN_BELOW
         standing.banned = standing.banned or newly_banned
         return newly_banned
 
-    def refused(self, peer: str, reason: str) -> None:
+    def note_refused(self, peer: str, reason: str) -> None:
         """Notes why something of a peer was not used. This alone does not make us remember a peer."""
         standing = self._givers.get(peer) or self._strangers.get(peer)
         if standing is not None:
@@ -158,12 +158,12 @@ class Reputation:
 
     def score(self, peer: str, now: float) -> float:
         """Returns a peer's present score."""
-        return self._recover(self.known(peer), now)
+        return self._recover(self.standing_of(peer), now)
 
     def banned_for_s(self, peer: str, now: float) -> float:
         """Returns the seconds that a ban will last if nothing more happens; 0 for a peer that is not
         banned."""
-        standing = self._of(peer)
+        standing = self._remember(peer)
         return (FORGIVE_AT - self._recover(standing, now)) / RECOVERY_PER_S if standing.banned else 0.0
 
     def banned_peers(self) -> tuple[str, ...]:
@@ -171,29 +171,29 @@ class Reputation:
 
     # ---- what it gives and takes ----
 
-    def gave(self, peer: str, size_bytes: int) -> None:
+    def note_given(self, peer: str, size_bytes: int) -> None:
         """Notes a body that came from this peer, regardless of its author."""
-        self._of(peer).gave_bytes += size_bytes
+        self._remember(peer).gave_bytes += size_bytes
 
-    def took(self, peer: str, size_bytes: int) -> None:
+    def note_taken(self, peer: str, size_bytes: int) -> None:
         """Notes a body that this peer got from us."""
-        self._of(peer).took_bytes += size_bytes
+        self._remember(peer).took_bytes += size_bytes
 
-    def gives(self, peer: str) -> bool:
+    def gives_enough(self, peer: str) -> bool:
         """Returns True if something came from the peer, and it did not take much more from us."""
-        standing = self._of(peer)
+        standing = self._remember(peer)
         return standing.took_bytes < TAKEN_PER_GIVEN * standing.gave_bytes
 
     # ---- what it is worth to us ----
 
     def trust_of(self, peer: str) -> Trust:
         """Returns the trust that the peer has earned as an author; asking does not count as hearing of it."""
-        standing = self.known(peer)
+        standing = self.standing_of(peer)
         if standing.accepted < PROVEN_AFTER or peer in self.doubted:
             return "newcomer"
         return "slow" if standing.slow or standing.failures else "proven"
 
-    def known(self, peer: str) -> Standing:
+    def standing_of(self, peer: str) -> Standing:
         """Returns our memory of a peer, to be read only; asking does not count as hearing of it."""
         return self._givers.get(peer) or self._strangers.get(peer, _UNKNOWN)
 
@@ -205,28 +205,28 @@ class Reputation:
     def may_be_asked(self, peer: str, now: float) -> bool:
         """Returns True if the pause after the peer's last failure is over, and it would not have to refuse
         us."""
-        standing = self.known(peer)
+        standing = self.standing_of(peer)
         return not standing.pause_s(now) and standing.asks.has(now=now)
 
     def has_judge_time(self, author: str, now: float) -> bool:
         """Returns True if our judge has time left for this author."""
-        return self.known(author).judging.has(0.0, now=now)
+        return self.standing_of(author).judging.has(0.0, now=now)
 
-    def was_judged(self, author: str, took_s: float, now: float) -> None:
+    def charge_judge(self, author: str, took_s: float, now: float) -> None:
         """Charges the seconds that judging a group of this author took, whatever came of it."""
-        standing = self._of(author)
+        standing = self._remember(author)
         standing.judging.has(0.0, now=now)  # The time until now is credited first.
         standing.judging.owe(took_s)
         standing.judge_s = (standing.judge_s + took_s) / 2 if standing.judge_s else took_s
 
-    def ask(self, peer: str, now: float) -> bool:
+    def take_ask(self, peer: str, now: float) -> bool:
         """Uses up one of the requests that we may make of this peer. Returns False if none is left."""
-        return self._of(peer).asks.take(now=now)
+        return self._remember(peer).asks.take(now=now)
 
-    def did_not_deliver(self, author: str, now: float, *, mishap: bool = False) -> None:
+    def note_failure(self, author: str, now: float, *, mishap: bool = False) -> None:
         """Notes that a fetch from this author gave us nothing of use, regardless of fault. `mishap`: it may
         happen to anybody."""
-        standing = self._of(author)
+        standing = self._remember(author)
         if standing.pause_s(now):
             return  # It was asked for several groups before the pause: that is one mishap.
         first_s = GIVER_PAUSE_S if mishap and standing.accepted >= PROVEN_AFTER else FIRST_PAUSE_S
@@ -234,15 +234,15 @@ class Reputation:
         standing.failures += 1
         standing.ask_again_at = now + pause_s
 
-    def did_deliver(self, author: str, took_s: float) -> None:
+    def note_delivery(self, author: str, took_s: float) -> None:
         """Notes that a fetch from this author gave us a group after `took_s` seconds."""
-        standing = self._of(author)
+        standing = self._remember(author)
         standing.failures = 0
         standing.ask_again_at = 0.0
         standing.slow = took_s > SLOW_S
 
-    def was_accepted(self, peer: str) -> None:
-        standing = self._of(peer)
+    def note_accepted(self, peer: str) -> None:
+        standing = self._remember(peer)
         standing.accepted += 1
         if peer in self._strangers:
             self._givers[peer] = self._strangers.pop(peer)
@@ -275,7 +275,7 @@ class Reputation:
         if len(self) < self._max_peers:
             kind[peer] = standing
 
-    def _of(self, peer: str) -> Standing:
+    def _remember(self, peer: str) -> Standing:
         if peer in self._givers:
             self._givers.move_to_end(peer)
             return self._givers[peer]

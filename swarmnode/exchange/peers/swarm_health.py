@@ -54,17 +54,17 @@ class SwarmHealth:
         self._headers = 0.0
         self._shown, self._shown_at = HealthStats(), float("-inf")
 
-    def heard(self, author: str, header: Header) -> None:
+    def note_header(self, author: str, header: Header) -> None:
         """Notes a header that its author signed, in time, whatever its task is."""
         if (header.protocol, header.swarm) != (PROTOCOL, self._swarm):
             return
-        node = self._heard(author)
+        node = self._remember(author)
         node.tasks = tuple(dict.fromkeys((header.task, *node.tasks)))[:MAX_TASKS_OF_NODE]
         self._headers = self._decayed() + 1
 
-    def told(self, node: str, software: str) -> None:
+    def note_version(self, node: str, software: str) -> None:
         """Notes a node's own statement of its version of swarmnode."""
-        self._heard(node).software = software
+        self._remember(node).software = software
 
     def figures(self, known: Collection[str], reaches: Callable[[str], bool | None]) -> HealthStats:
         """Returns the present figures. `known`: authors of groups that passed all checks; `reaches`: returns
@@ -90,12 +90,12 @@ class SwarmHealth:
             else self._decayed() / (RATE_S * (1 - math.exp(-lasted_s / RATE_S))),
             different_tasks=len(tasks),
             different_versions=len(versions),
-            tasks=_named(tasks),
-            versions=_named(versions),
+            tasks=_most_common(tasks),
+            versions=_most_common(versions),
         )
         return self._shown
 
-    def _heard(self, name: str) -> HeardNode:
+    def _remember(self, name: str) -> HeardNode:
         self._nodes[name] = node = self._nodes.get(name) or HeardNode(0.0)
         node.at = self._clock()
         return node
@@ -107,5 +107,5 @@ class SwarmHealth:
         return left
 
 
-def _named(counts: "Counter[str]") -> tuple[NodesOf, ...]:
+def _most_common(counts: "Counter[str]") -> tuple[NodesOf, ...]:
     return tuple(NodesOf(name, nodes) for name, nodes in counts.most_common(MOST_NAMES))

@@ -83,7 +83,7 @@ def _judged(
     header = announcement.header
     example = _redraw(task, header)
     _check_prompt(example.prompt, rules)
-    completions, scores = _look_at(answers, task, example, header.policy_version, rules)
+    completions, scores = _read_and_score(answers, task, example, header.policy_version, rules)
     return RolloutGroup(example, completions, scores, announcement.author, header.policy_version)
 
 
@@ -155,7 +155,7 @@ def _check_prompt(prompt: Prompt, rules: BodyRules) -> None:
         )
 
 
-def _look_at(
+def _read_and_score(
     answers: Sequence[Answer], task: Task, example: Example, policy_version: int, rules: BodyRules
 ) -> tuple[tuple[Completion, ...], tuple[Scores, ...]]:
     """Returns the answers in our tokens, and their scores.
@@ -164,7 +164,7 @@ def _look_at(
     policy that samples half a character has more tokens when it is read again. If half of the answers read or
     more are too long, their author makes us read for nothing. Raises Rejected.
     """
-    reader = _reader(task, example, policy_version, rules)
+    reader = _make_reader(task, example, policy_version, rules)
     read = reader.read(answers)
     completions = tuple(completion for completion in read if completion is not None)
     unfit = len(read) - len(completions)
@@ -196,7 +196,7 @@ class _TextReader:
         return [read[answer.text] for answer in answers]
 
 
-def _reader(
+def _make_reader(
     task: Task, example: Example, policy_version: int, rules: BodyRules
 ) -> EpisodeReader | _TextReader:
     """Returns the reader for the answers to an example; answers to an environment are played again."""

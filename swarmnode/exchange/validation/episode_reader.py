@@ -64,7 +64,7 @@ class EpisodeReader:
         left = sum(map(len, saids))
         for said in saids[:most]:
             if self._is_too_long(turns, left):
-                return self._refused(Reason.TOO_LONG)
+                return self._refuse(Reason.TOO_LONG)
             if len(turns) + 1 == most:
                 turns.append(Turn(said))  # Nothing replies to it, as in its author's environment.
                 break
@@ -76,7 +76,7 @@ class EpisodeReader:
             if observed is None:
                 break
         if len(turns) < len(saids):
-            return self._refused(Reason.UNPLAYABLE)
+            return self._refuse(Reason.UNPLAYABLE)
         if turns[-1].observed:
             return ()
         return (*turns[:-1], Turn(saids[-1]))
@@ -93,7 +93,7 @@ class EpisodeReader:
             return True
         return bool(turns) and len(self.encode_turns(turns, "length")[0]) > self.max_tokens
 
-    def _refused(self, reason: Reason) -> tuple[Turn, ...]:
+    def _refuse(self, reason: Reason) -> tuple[Turn, ...]:
         self.refusal = reason
         return ()
 
@@ -104,7 +104,7 @@ class EpisodeReader:
         # "length": nobody knows whether the author's policy ended its last turn (body_check.py).
         token_ids, given = self.encode_turns(turns, "length") if fits else (None, ())
         if token_ids is None or len(token_ids) > self.max_tokens:
-            self._refused(Reason.TOO_LONG)
+            self._refuse(Reason.TOO_LONG)
             return None
         spans = one_span(self.policy_version, len(token_ids))
         return Completion(turns, token_ids, None, spans, "length", given=given)

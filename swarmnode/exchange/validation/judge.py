@@ -46,11 +46,11 @@ class Judge:
     async def run(
         self,
         work: Callable[[], T],
-        took: Callable[[float], None] = lambda seconds: None,
+        charge: Callable[[float], None] = lambda seconds: None,
         *,
         author: str = "",
     ) -> T:
-        """Runs `work` in a thread. `took` is called with the seconds that it took, without those that it
+        """Runs `work` in a thread. `charge` is called with the seconds that it took, without those that it
         waited for others; it is not called if a process was still loading, which is nobody's work."""
         async with self._turn:
             if self.stuck >= MAX_STUCK_JUDGEMENTS:
@@ -63,7 +63,7 @@ class Judge:
                 raise
             finally:
                 if not loading:
-                    took(self._clock() - began)
+                    charge(self._clock() - began)
 
     async def _run_in_thread(self, work: Callable[[], T], author: str) -> T:
         judged = in_daemon_thread(work, self._timeout_s)

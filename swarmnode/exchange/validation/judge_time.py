@@ -20,9 +20,9 @@ class JudgeTime:
         """Returns True if authors of this kind may have a group judged now."""
         return trust == "neighbour" or self._left[trust == "proven"].has(0.0, now=now)
 
-    def took(self, author: str, trust: Trust, seconds: float, now: float) -> None:
+    def charge(self, author: str, trust: Trust, seconds: float, now: float) -> None:
         """Charges the seconds of a judgement to its author and to authors of its kind, whatever came of
         it."""
         self.is_left(trust, now)  # The time until now is credited first.
         self._left[trust == "proven"].owe(seconds)
-        self.reputation.was_judged(author, seconds, now)
+        self.reputation.charge_judge(author, seconds, now)

@@ -21,7 +21,7 @@ class UnfitTasks:
         self._until: dict[tuple[str, bool], float] = {}
         self._try_at: dict[tuple[str, bool], float] = {}
 
-    def overran(self, task: str, author: str, now: float, *, known: bool) -> bool:
+    def note_overrun(self, task: str, author: str, now: float, *, known: bool) -> bool:
         """Notes that an author's episodes took too long. Returns True if the task is now given up for a
         while; a task of which a group fitted lately is not. `known`: the author gave us groups before."""
         kind = task, known
@@ -34,14 +34,14 @@ class UnfitTasks:
         del self._overran[kind]
         return was_open
 
-    def fitted(self, task: str, now: float) -> None:
+    def note_fit(self, task: str, now: float) -> None:
         """Notes that a group of the task was judged in time."""
         self._fitted_at[task] = now
         for known in (False, True):
             self._overran.pop((task, known), None)
             self._until.pop((task, known), None)
 
-    def tried(self, task: str, now: float, *, known: bool) -> None:
+    def note_try(self, task: str, now: float, *, known: bool) -> None:
         """Notes that a group of the task is being fetched from an author of this kind."""
         self._try_at[task, known] = now + UNFIT_TRIAL_S
 

@@ -149,7 +149,7 @@ class Receipts:
 
     # ---- ours to others ----
 
-    def learnt(self, taught: Iterable[Taught]) -> None:
+    def note_learnt(self, taught: Iterable[Taught]) -> None:
         """Take note of groups of others that were learnt from, of each the first time."""
         own = self._context.key.peer_id
         for author, example, answers in taught:
@@ -194,7 +194,7 @@ class Receipts:
 
     # ---- of others to us ----
 
-    def gave(self, task: str, answers: int) -> None:
+    def note_given(self, task: str, answers: int) -> None:
         """Take note of a group of ours that others may learn from."""
         self._given[task] = _sum(self._given.get(task, NOTHING), (1, answers))
 
@@ -203,7 +203,7 @@ class Receipts:
         self._context.ledger.bytes_in += len(message.data)
         try:
             receipt = self._checked(message)
-            self._context.health.told(message.sender, receipt.software)
+            self._context.health.note_version(message.sender, receipt.software)
             thanks = [one for one in receipt.thanks if one.author == self._context.key.peer_id]
             if thanks:
                 self._thanked[message.sender] = self._counted(message, receipt, thanks)

@@ -323,7 +323,7 @@ def _network(status: NodeStatus, now: float) -> str:
 
 def _reach(status: NodeStatus) -> Text:
     reach = status.network.reach
-    return Text(reach.told(), style="yellow" if reach.verdict == "nobody" else "")
+    return Text(reach.as_line(), style="yellow" if reach.verdict == "nobody" else "")
 
 
 def _saved(status: NodeStatus, now: float) -> RenderableType:

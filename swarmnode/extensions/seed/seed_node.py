@@ -72,9 +72,9 @@ class SeedNode:
         swarm = config.swarm.name
         beside = {help_topic_of(swarm): self._count, receipts_topic_of(swarm): self._count}
         self._headers = HeaderGossip(host, {topic_of(swarm): self._hear, **beside})
-        self._ledger = Ledger(Reputation(), time.time, on_ban=lambda peer: self._door.bar(peer))
+        self._gate = ConnectionGate(host)
+        self._ledger = Ledger(Reputation(), time.time, on_ban=self._gate.bar)
         self._bodies = BodyTransfer(host, settings, self._ledger, clock=time.time, rng=random.Random())
-        self._door = ConnectionGate(host, self._ledger.banned_for_s, self._bodies.set_connected)
         self._health = SwarmHealth(swarm, time.time)
         self._pace = TokenBucket(TOTAL_HEADERS_PER_S, TOTAL_HEADERS_BURST)
         """Headers that are looked into; all are passed on."""
@@ -114,8 +114,8 @@ class SeedNode:
             "screen and peers": self._keep_looking,
             "discovery": self._discovery.run,
             "relay": self._relay,
-            "bodies": self._bodies.holder.run,
-            "keep banned peers out": self._door.run,
+            "bodies": self._bodies.run,
+            "keep banned peers out": self._gate.run,
         }
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(supervise(name, service)) for name, service in services.items()]
@@ -141,12 +141,12 @@ class SeedNode:
 
     def _hear(self, message: Message) -> None:
         self._count(message)
-        self._bodies.holder.heard(message)
+        self._bodies.holder.note_announcement(message)
         if self._pace.take(now=time.time()):
             with suppress(Rejected):
                 author, header = open_header(message.data)
                 if author == message.sender:
-                    self._health.heard(author, header)
+                    self._health.note_header(author, header)
 
     def _count(self, message: Message) -> None:
         self._ledger.headers_seen += 1

@@ -44,7 +44,7 @@ class DaemonMemory:
     """Judges the memory of one life.
 
     >>> memory = DaemonMemory()
-    >>> [memory.look(mib * 2**20) for mib in (50, 60, 120, 130, 150, 220)]
+    >>> [memory.judge(mib * 2**20) for mib in (50, 60, 120, 130, 150, 220)]
     ['calm', 'calm', 'swollen', 'calm', 'swollen', 'over']
     """
 
@@ -54,7 +54,7 @@ class DaemonMemory:
         self.grown_bytes = 0
         """The growth at the last look."""
 
-    def look(self, resident: int) -> Verdict:
+    def judge(self, resident: int) -> Verdict:
         """Returns the action that is due: nothing, relief, or a new life."""
         self._least_bytes = resident if self._least_bytes is None else min(self._least_bytes, resident)
         self.grown_bytes = resident - self._least_bytes

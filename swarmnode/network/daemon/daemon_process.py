@@ -125,7 +125,7 @@ class DaemonProcess(asyncio.SubprocessProtocol):
         return self._running().get_pid()
 
     @property
-    def last_words(self) -> str:
+    def last_output(self) -> str:
         """Returns the end of the daemon's output, for an error message."""
         return self._output.decode(errors="replace").strip()[-400:] or "it printed nothing"
 
@@ -302,6 +302,6 @@ def _bind(host: str, transport: str, port: int) -> socket.socket:
 
 
 def _start_error(process: DaemonProcess, options: DaemonOptions) -> NetworkError:
-    if "address already in use" in process.last_words:
+    if "address already in use" in process.last_output:
         return PortInUse(f"a port of {', '.join(options.listen)} is taken by another process")
-    return NetworkError(f"the network process {process.exit_story} while starting: {process.last_words}")
+    return NetworkError(f"the network process {process.exit_story} while starting: {process.last_output}")

@@ -212,14 +212,14 @@ class DaemonSupervisor:
 
     async def _begin_life(self) -> ControlClient:
         for _ in range(RELAY_STARTS if self._options.relay_for_others else 0):
-            control = await self._begin_any_life()
+            control = await self._start_process()
             if await self._relays_as_asked(control):
                 return control
-            await self._bury()
+            await self._kill_process()
         if self._options.relay_for_others:
             logger.warning("not a relay for others: the network process did not accept our limits")
             self._options = replace(self._options, relay_for_others=False)
-        return await self._begin_any_life()
+        return await self._start_process()
 
     async def _relays_as_asked(self, control: ControlClient) -> bool:
         where = tuple(on_this_machine(address) for address in self._options.listen)
@@ -227,7 +227,7 @@ class DaemonSupervisor:
             PeerAddresses((await control.identify()).peer_id, where), self.folder
         )
 
-    async def _begin_any_life(self) -> ControlClient:
+    async def _start_process(self) -> ControlClient:
         self._lives += 1
         self._trouble.clear()
         # A daemon that was killed leaves its socket file behind, so each life has its own.
@@ -237,7 +237,7 @@ class DaemonSupervisor:
         return ControlClient(control_socket, self._skipped)
 
     async def _begin_again(self, loss: EndOfLife) -> ControlClient:
-        await self._bury()
+        await self._kill_process()
         if loss.by_memory:
             await asyncio.sleep(MEMORY_RESTART_DELAY_S if self._large_lives else 0)
             self._large_lives += 1
@@ -252,13 +252,13 @@ class DaemonSupervisor:
                 self._tell("restarting", f"{loss.reason}; then: {error}")
                 delay_s = restart_delay_s(self._short_lives)
                 logger.warning("cannot restart the network process: %s; retrying in %.1f s", error, delay_s)
-                await self._bury()
+                await self._kill_process()
                 await asyncio.sleep(delay_s)
                 self._short_lives += 1
             else:
                 return control
 
-    async def _bury(self) -> None:
+    async def _kill_process(self) -> None:
         if self._process is not None:
             await self._process.kill()
             self._process = None
@@ -287,7 +287,7 @@ class DaemonSupervisor:
             if process is None or self._control is None:
                 continue
             resident = resident_bytes(process.pid)
-            verdict = "calm" if resident is None else self._memory.look(resident)
+            verdict = "calm" if resident is None else self._memory.judge(resident)
             grown_mib = self._memory.grown_bytes / 2**20
             # Relief comes before the end, too: the peers that ended this life should not meet the next one.
             await self._ask_soon(self._guard if verdict == "calm" else self._relieve)

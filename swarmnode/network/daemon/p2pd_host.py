@@ -221,7 +221,7 @@ class P2pdHost:
                     response = await ask(reader, writer, data, max_response_bytes=max_response_bytes)
                 finally:
                     writer.transport.abort()
-                self._gate.traffic.handed(peer_id, len(response))
+                self._gate.traffic.note_handed(peer_id, len(response))
                 return response
         except TimeoutError as error:
             raise RequestTimeout(f"{peer_id} did not answer within {timeout_s:g} s") from error
@@ -232,8 +232,8 @@ class P2pdHost:
 
     async def open_stream(self, peer_id: str, protocol: str, *, timeout_s: float = 10.0) -> SocketStream:
         stream = await self._open(peer_id, protocol, timeout_s)
-        self._gate.traffic.expects(peer_id, STREAMED_BYTES)
-        return SocketStream(peer_id, *stream, received=partial(self._gate.traffic.handed, peer_id))
+        self._gate.traffic.allow(peer_id, STREAMED_BYTES)
+        return SocketStream(peer_id, *stream, received=partial(self._gate.traffic.note_handed, peer_id))
 
     async def advertise(self, namespace: str, *, timeout_s: float = 10.0) -> None:
         try:
@@ -315,7 +315,7 @@ class P2pdHost:
             for _ in range(PUNCHES):
                 await asyncio.sleep(PUNCH_WAIT_S)
                 ends = (await self.far_ends()).get(peer.peer_id, ())
-                if not all(map(is_relayed, ends)) or self._gate.traffic.streams_with(peer.peer_id):
+                if not all(map(is_relayed, ends)) or self._gate.traffic.has_streams_with(peer.peer_id):
                     return
                 control = self._supervisor.control
                 await self._gate.disconnect(control, peer.peer_id)
@@ -383,7 +383,7 @@ class P2pdHost:
             writer.transport.abort()
 
     def _hear(self, queue: MessageQueue, frame: GossipFrame) -> None:
-        self._gate.traffic.heard(len(frame.data))
+        self._gate.traffic.note_gossip(len(frame.data))
         if frame.sender == self._peer_id:
             return
         message = as_heard(queue.topic, frame.sender, frame.data)

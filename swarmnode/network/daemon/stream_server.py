@@ -48,12 +48,12 @@ class StreamServer:
                 logger.debug("refused a stream of %s from %s, which is barred", protocol, peer_id)
             elif handler := self.handlers.get(protocol):
                 with _place(self._stream_slots, peer_id, writer) as slot:
-                    self._gate.traffic.expects(peer_id, STREAMED_BYTES)
+                    self._gate.traffic.allow(peer_id, STREAMED_BYTES)
                     stream = SocketStream(peer_id, reader, writer, received=self._received(slot))
                     await handle_stream(stream, protocol, handler)
             elif service := self.services.get(protocol):
                 with _place(self._request_slots, peer_id, writer) as slot:
-                    self._gate.traffic.expects(peer_id, UNREAD_REQUESTS * service.max_request_bytes)
+                    self._gate.traffic.allow(peer_id, UNREAD_REQUESTS * service.max_request_bytes)
                     await answer(reader, writer, peer_id, self._counted(service), reach=slot.reach)
         except Unusable as error:
             self._skipped.note(SkipCause.STREAM, f"a stream without a valid sender, {error.message}")
@@ -62,7 +62,7 @@ class StreamServer:
 
     def _counted(self, service: Service) -> Service:
         async def handler(peer_id: str, request: bytes) -> bytes:
-            self._gate.traffic.handed(peer_id, len(request))
+            self._gate.traffic.note_handed(peer_id, len(request))
             return await service.handler(peer_id, request)
 
         return replace(service, handler=handler)
@@ -70,7 +70,7 @@ class StreamServer:
     def _received(self, slot: StreamSlot) -> Callable[[int], None]:
         def received(size_bytes: int) -> None:
             slot.reach(StreamStage.WORKED_ON)
-            self._gate.traffic.handed(slot.peer_id, size_bytes)
+            self._gate.traffic.note_handed(slot.peer_id, size_bytes)
 
         return received
 

@@ -97,21 +97,21 @@ class Traffic:
         """Peers from which something came since the last sample."""
         self._offences = BoundedDict[str, int](MAX_OFFENDERS)
 
-    def handed(self, peer_id: str, size_bytes: int) -> None:
+    def note_handed(self, peer_id: str, size_bytes: int) -> None:
         """Records bytes of this peer that the daemon handed to us."""
         self._met.add(peer_id)
         self._handed[peer_id] += size_bytes
 
-    def expects(self, peer_id: str, size_bytes: int) -> None:
+    def allow(self, peer_id: str, size_bytes: int) -> None:
         """Allows this peer this many unread bytes, for as long as it is connected."""
         self._met.add(peer_id)
         self._expected[peer_id] = max(size_bytes, self._expected.get(peer_id, 0))
 
-    def streams_with(self, peer_id: str) -> bool:
+    def has_streams_with(self, peer_id: str) -> bool:
         """Returns True if long-lived streams with this peer were opened since it connected."""
         return self._expected.get(peer_id, 0) >= STREAMED_BYTES
 
-    def heard(self, size_bytes: int) -> None:
+    def note_gossip(self, size_bytes: int) -> None:
         """Records a gossip message. We do not know which peers passed it on."""
         self._heard += size_bytes + GOSSIP_ENVELOPE_BYTES
 
@@ -152,8 +152,8 @@ class Traffic:
         behind = {peer.peer_id: relay for peer in connections for relay in _relays(peer.addresses)}
         last: Mapping[str, int] = self._samples[-1].handed_by_peer if self._samples else {}
         for peer, relay in (self._behind | behind).items():
-            self.handed(relay, max(0, self._handed[peer] - last.get(peer, 0)))
-            self.expects(relay, self._expected.get(peer, 0))
+            self.note_handed(relay, max(0, self._handed[peer] - last.get(peer, 0)))
+            self.allow(relay, self._expected.get(peer, 0))
         self._behind = behind
 
     def flooders(self, kept_bytes: Mapping[str, int]) -> tuple[str, ...]:

@@ -230,7 +230,7 @@ class StatusBoard:
     def _log_reach(self) -> None:
         network = self.status.network
         is_bad = network.reach.verdict == "nobody"
-        logger.log(logging.WARNING if is_bad else logging.INFO, "%s", network.reach.told())
+        logger.log(logging.WARNING if is_bad else logging.INFO, "%s", network.reach.as_line())
         if network.invitation:
             logger.info("%s joins with: %s", joins_from(self.status), invitation(self.status))
             logger.info("or: swarmnode join %s", network.invitation)

@@ -68,7 +68,7 @@ class BookRule(Rule):
         version: int,
     ) -> Lessons:
         foreign = external if self.fetches else ()
-        self.marks.see(own, (*foreign, *self._demonstrated.waiting))
+        self.marks.record(own, (*foreign, *self._demonstrated.waiting))
         mended, refused = self._enter(own, foreign, version)
         self.book.keep_only(lambda entry: self.marks.has_full(entry.task, entry.reward))
         pass_rates = self.marks.pass_rates
@@ -128,17 +128,17 @@ class BookRule(Rule):
         self, own: Sequence[RolloutGroup], foreign: Sequence[RolloutGroup], version: int
     ) -> tuple[int, int]:
         """Returns how many foreign answers were cut on their way in, and how many were refused."""
-        ours = (*own, *self._demonstrated.known(self.marks))
+        ours = (*own, *self._demonstrated.take_known(self.marks))
         found = [answer for group in ours for answer in full_answers(group, self.marks, own=True)]
         given = [answer for group in foreign for answer in full_answers(group, self.marks, own=False)]
         kept = self._mend(given) if self._mend is not None else given
         self._add(found)
-        self._learn_of(kept, version)
+        self._add_foreign(kept, version)
         as_given = {(answer.example.key, answer.entry.token_ids) for answer in given}
         mended = sum((answer.example.key, answer.entry.token_ids) not in as_given for answer in kept)
         return mended, len(given) - len(kept)
 
-    def _learn_of(self, given: Sequence[BookCandidate], version: int) -> None:
+    def _add_foreign(self, given: Sequence[BookCandidate], version: int) -> None:
         """Adds the foreign answers whose authors may teach us, and removes those of authors that no longer
         may."""
         if self.teachers is None:

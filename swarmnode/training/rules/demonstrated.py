@@ -35,23 +35,23 @@ class Demonstrated:
 
     def __init__(self) -> None:
         self.waiting: deque[RolloutGroup] = deque(maxlen=MOST_WAITING)
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
 
     def add(self, groups: Iterable[RolloutGroup]) -> None:
         self.waiting.extend(groups)
 
-    def known(self, marks: TaskMarks) -> list[RolloutGroup]:
+    def take_known(self, marks: TaskMarks) -> list[RolloutGroup]:
         """Removes and returns the groups of tasks whose full marks are known. Logs once per task how many of
         its demonstrations fall short of them."""
-        for task in sorted({group.example.key.task for group in self.waiting} - self._told):
-            self._tell(task, marks)
+        for task in sorted({group.example.key.task for group in self.waiting} - self._logged):
+            self._log_wrong(task, marks)
         known = [one for one in self.waiting if marks.full(one.example.key.task) is not None]
         self.waiting = deque(
             (one for one in self.waiting if marks.full(one.example.key.task) is None), MOST_WAITING
         )
         return known
 
-    def _tell(self, task: str, marks: TaskMarks) -> None:
+    def _log_wrong(self, task: str, marks: TaskMarks) -> None:
         judged = [
             (reward, completion.text, group.example.prompt)
             for group in self.waiting
@@ -61,7 +61,7 @@ class Demonstrated:
         wrong = [one for one in judged if _is_wrong(task, one[0], marks)]
         if not wrong:
             return
-        self._told.add(task)
+        self._logged.add(task)
         reward, text, prompt = wrong[0]
         worth = "no reward" if reward is None else f"the reward {reward:g}"
         logger.warning(

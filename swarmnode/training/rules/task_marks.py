@@ -74,18 +74,18 @@ class TaskMarks:
     def __init__(self) -> None:
         self.by_task: dict[str, Marks] = {}
 
-    def see(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> None:
+    def record(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> None:
         """Records the rewards of a round. Full marks follow from everybody's answers, as our judge scored
         them; running means cover only our own."""
         before = {task: marks.level for task, marks in self.by_task.items()}
         for group in (*own, *external):
-            self._see_rewards(group.example.key, _scored(group))
+            self._record_rewards(group.example.key, _scored(group))
         by_task: dict[str, list[float]] = {}
         for group in own:
             by_task.setdefault(group.example.key.task, []).extend(_scored(group))
         for task, rewards in by_task.items():
             if rewards:
-                self._average(task, rewards, before.get(task))
+                self._update_means(task, rewards, before.get(task))
 
     def has_full(self, task: str, reward: float | None) -> bool:
         """Returns True if the reward is full marks on the task."""
@@ -105,7 +105,7 @@ class TaskMarks:
     def keep_only(self, tasks: Mapping[str, str]) -> None:
         self.by_task = {task: marks for task, marks in self.by_task.items() if task in tasks}
 
-    def _see_rewards(self, key: ExampleKey, rewards: Sequence[float]) -> None:
+    def _record_rewards(self, key: ExampleKey, rewards: Sequence[float]) -> None:
         if not rewards:
             return
         place, top, low = (key.seed, key.index), max(rewards), min(rewards)
@@ -124,16 +124,16 @@ class TaskMarks:
             marks, worst=min(marks.worst, low), best=best, best_on=best_on, confirmed=confirmed
         )
 
-    def _average(self, task: str, rewards: Sequence[float], level_before: float | None) -> None:
+    def _update_means(self, task: str, rewards: Sequence[float], level_before: float | None) -> None:
         marks, count = self.by_task[task], len(rewards)
-        marks = msgspec.structs.replace(marks, mean=_moved(marks.mean, sum(rewards) / count, count))
+        marks = msgspec.structs.replace(marks, mean=_running_mean(marks.mean, sum(rewards) / count, count))
         full, passed = marks.full, marks.passed
         if level_before is not None and marks.level - level_before > FULL_MARGIN * (
             marks.level - marks.worst
         ):
             passed = None  # Earlier passes no longer count as full marks.
         if full is not None:
-            passed = _moved(passed, sum(reward >= full for reward in rewards) / count, count)
+            passed = _running_mean(passed, sum(reward >= full for reward in rewards) / count, count)
         self.by_task[task] = msgspec.structs.replace(marks, passed=passed)
 
 
@@ -146,7 +146,7 @@ def needs_of(pass_rates: Mapping[str, float]) -> dict[str, float]:
     return {task: 1.0 - rate for task, rate in pass_rates.items()}
 
 
-def _moved(mean: float | None, observed: float, count: int) -> float:
+def _running_mean(mean: float | None, observed: float, count: int) -> float:
     """Returns a running mean after `count` more observations whose mean is `observed`."""
     return observed if mean is None else mean + (observed - mean) * count / (count + MEMORY_ANSWERS)
 

@@ -171,20 +171,20 @@ class _Author:
     size_bytes: int = 0
     """The most bytes that a checkpoint needs for `held`."""
 
-    def hold(self, entry: Entry) -> None:
+    def add(self, entry: Entry) -> None:
         key = (entry.example, entry.token_ids)
         if key not in self.held:
             self.held[key] = entry
             self.size_bytes += entry.saved_bytes
             self.new += 1
 
-    def let_go(self, count: int) -> list[Entry]:
+    def take_oldest(self, count: int) -> list[Entry]:
         """Removes and returns the `count` oldest answers."""
         left = [self.held.pop(key) for key in tuple(islice(self.held, count))]
         self.size_bytes -= sum(entry.saved_bytes for entry in left)
         return left
 
-    def note(self, seen: Comparison, round_number: int, *, counts: int = 1) -> None:
+    def add_measurement(self, seen: Comparison, round_number: int, *, counts: int = 1) -> None:
         """Records a measurement that counts as `counts` measurements."""
         cosine, self.surprise = seen
         self.measured += counts
@@ -198,13 +198,13 @@ class _Author:
         new = 1 if self.measured < LEAST_MEASURED else BATCH_OF_TEACHER if proven else BATCH
         return self.new >= new and len(self.held) >= LEAST_ANSWERS
 
-    def counted(self, finds: int) -> int:
+    def counts_as(self, finds: int) -> int:
         """Returns how many measurements one counts as, given the number of finds: above one only for authors
         with fewer than LEAST_MEASURED."""
         missing = max(1, LEAST_MEASURED - self.measured)
         return max(1, min(missing, len(self.held) // LEAST_ANSWERS, finds // FINDS_OF_ONE))
 
-    def least(self, found_in: frozenset[str]) -> float:
+    def needed_agreement(self, found_in: frozenset[str]) -> float:
         """Returns the agreement that the author needs. `found_in`: tasks in which we found something
         ourselves."""
         if not any(entry.task in found_in for entry in self.held.values()):
@@ -239,7 +239,7 @@ class Teachers:
         self._compare = compare
         self._authors: OrderedDict[str, _Author] = OrderedDict()
         self._round = 0
-        self._in_want = 0
+        self._rounds_in_want = 0
         """Rounds with too few finds to compare with."""
 
     @property
@@ -264,14 +264,14 @@ class Teachers:
         self._round += 1
         self.take_back(given)
         if len(finds) < LEAST_FINDS:
-            self._in_want += 1
-            return Ruling(self._on_trust() if not finds or self._in_want > PATIENCE else ())
+            self._rounds_in_want += 1
+            return Ruling(self._take_on_trust() if not finds or self._rounds_in_want > PATIENCE else ())
         due = [(name, one) for name, one in self._authors.items() if one.is_due]
         due = sorted(due, key=lambda pair: pair[1].measured_at)[:AUTHORS_A_ROUND]
         if not due:
             return Ruling()
-        compared = _compared(finds, rng)
-        counted = [one.counted(len(compared)) for _, one in due]
+        compared = _sample_finds(finds, rng)
+        counted = [one.counts_as(len(compared)) for _, one in due]
         drawn = [
             rng.sample(list(one.held.values()), min(ANSWERS * counts, len(one.held)))
             for (_, one), counts in zip(due, counted, strict=True)
@@ -282,13 +282,13 @@ class Teachers:
         for (name, one), counts, seen in measured:
             if seen is None:
                 continue
-            one.note(seen, self._round, counts=counts)
-            if self._is_fit(one, seen.cosine, found_in):
-                enter += one.let_go(len(one.held))
+            one.add_measurement(seen, self._round, counts=counts)
+            if self._may_enter(one, seen.cosine, found_in):
+                enter += one.take_oldest(len(one.held))
             elif not one.admitted and one.trusted and one.measured >= LEAST_MEASURED:
                 one.trusted = 0
                 leave.add(name)
-            elif one.admitted and one.recent < min(FALLEN, one.least(found_in)):
+            elif one.admitted and one.recent < min(FALLEN, one.needed_agreement(found_in)):
                 one.admitted, one.trusted = False, 0
                 # The author has to recover over as many measurements as its fall counts.
                 one.mean = min(one.mean, one.recent)
@@ -301,7 +301,7 @@ class Teachers:
             self._hold(entry)
         authors = self._authors.values()
         while sum(one.size_bytes for one in authors) > MAX_HELD_BYTES:
-            max(authors, key=lambda one: one.size_bytes).let_go(1)
+            max(authors, key=lambda one: one.size_bytes).take_oldest(1)
 
     def forget(self, wanted: Callable[[Entry], bool]) -> None:
         """Drops the held answers for which `wanted` returns False."""
@@ -332,13 +332,13 @@ class Teachers:
             known = _Author(one.mean, one.recent, one.measured, one.admitted, one.trusted)
             for entry in one.held:
                 if tasks is None or tasks.get(entry.task) == entry.version:
-                    known.hold(entry)
+                    known.add(entry)
             known.new = min(known.new, one.new)
             self._authors[one.author] = known
 
-    def _is_fit(self, one: _Author, cosine: float, found_in: frozenset[str]) -> bool:
+    def _may_enter(self, one: _Author, cosine: float, found_in: frozenset[str]) -> bool:
         """Returns True if the measured answers may enter, and admits their author if it has qualified."""
-        least = one.least(found_in)
+        least = one.needed_agreement(found_in)
         if one.admitted:
             return min(cosine, one.recent) >= min(FALLEN, least)
         if one.measured < LEAST_MEASURED or one.mean < least:
@@ -346,13 +346,13 @@ class Teachers:
         one.admitted, one.recent = True, one.mean
         return True
 
-    def _on_trust(self) -> list[Entry]:
+    def _take_on_trust(self) -> list[Entry]:
         enter = list[Entry]()
         for one in self._authors.values():
             count = len(one.held) if one.admitted else min(len(one.held), max(0, ON_TRUST - one.trusted))
             if one.measured and not one.admitted:
                 continue  # Measured when there were finds, and not admitted: it waits.
-            enter += one.let_go(count)
+            enter += one.take_oldest(count)
             one.trusted += count
             one.new = len(one.held)
         return enter
@@ -360,15 +360,15 @@ class Teachers:
     def _hold(self, entry: Entry) -> None:
         one = self._authors.setdefault(entry.author, _Author())
         self._authors.move_to_end(entry.author)
-        one.hold(entry)
+        one.add(entry)
         if len(one.held) > MAX_HELD:
-            one.let_go(1)
+            one.take_oldest(1)
         if len(self._authors) > MAX_AUTHORS:
             names = (name for name, known in self._authors.items() if not known.admitted)
             del self._authors[next(names, next(iter(self._authors)))]
 
 
-def _compared(finds: Sequence[Entry], rng: random.Random) -> list[Entry]:
+def _sample_finds(finds: Sequence[Entry], rng: random.Random) -> list[Entry]:
     """Returns a random sample of the newest finds of every task."""
     by_task: dict[str, list[Entry]] = {}
     for entry in finds:

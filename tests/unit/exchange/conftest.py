@@ -13,11 +13,13 @@ import pytest
 
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.exchange_settings import ExchangeSettings
+from swarmnode.exchange.exchange_stats import PeerFigures
 from swarmnode.exchange.gossip.announcing import ModelLabel, compose
 from swarmnode.exchange.library.borrower import Borrower
 from swarmnode.exchange.library.shelf import Shelf
 from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.messages import Announcement, Arrival
+from swarmnode.exchange.peers.reputation import FULL_SCORE
 from swarmnode.exchange.validation.body_check import BodyRules
 from swarmnode.exchange.validation.header_check import check_header
 from swarmnode.identity.node_key import NodeKey
@@ -130,7 +132,11 @@ class Node:
 
     def accepted(self, other: "Node | NodeKey") -> int:
         key = other if isinstance(other, NodeKey) else other.key
-        return self.exchange._ledger.reputation.known(key.peer_id).accepted
+        return self.figures_of(key.peer_id).accepted
+
+    def figures_of(self, peer: str) -> PeerFigures:
+        unknown = PeerFigures(peer, 0, 0, FULL_SCORE, False, "newcomer")
+        return next((one for one in self.exchange.stats().peers if one.peer == peer), unknown)
 
     def hear(self, key: NodeKey, sealed: bytes) -> None:
         """As gossip brings it: signed by its author, whoever passed it on."""

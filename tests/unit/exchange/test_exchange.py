@@ -156,8 +156,8 @@ async def test_who_has_a_right_answer_announces_it_again_to_who_came_too_late(st
             (first, *_) = await collect(late, 3)
             assert first.author == knows.key.peer_id and max(filter(None, first.rewards)) == 1.0
             assert knows.exchange.stats().help.answered == 3
-            assert knows.exchange.asked_of_us(4) == [stuck.example.key]
-            assert knows.exchange.asked_of_us(4) == []
+            assert knows.exchange.take_examples(4) == [stuck.example.key]
+            assert knows.exchange.take_examples(4) == []
             stats = knows.exchange.stats()
             assert stats.dropped == {} and stats.banned_peers == ()
 

@@ -8,6 +8,7 @@ import pytest
 
 from swarmnode.exchange.bodies.body_transfer import BODY_PROTOCOL, MAX_REQUEST_BYTES
 from swarmnode.exchange.bodies.fetcher import FETCHES_OF_PROVEN
+from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.limits import (
     LATE_S,
@@ -73,18 +74,18 @@ async def test_who_used_up_its_time_of_our_judge_is_asked_later_and_nobody_else_
     ):
         await make_proven(victim, costly, groups_of)
         reputation = victim.exchange._ledger.reputation
-        reputation.was_judged(costly.key.peer_id, 3600.0, asyncio.get_running_loop().time())
+        reputation.charge_judge(costly.key.peer_id, 3600.0, asyncio.get_running_loop().time())
         await costly.exchange.publish([groups_of(costly.key.peer_id, number=20)])
         await until(lambda: victim.exchange.stats().headers_waiting == 1)
         await make_proven(victim, honest, groups_of, first=40)
         assert victim.accepted(costly) == PROVEN_AFTER
         assert victim.exchange.stats().headers_waiting == 1
-        assert reputation.known(costly.key.peer_id).failures == 0
+        assert reputation.standing_of(costly.key.peer_id).failures == 0
 
 
 def overran_for_newcomers(victim: Node, task: str, now: float) -> None:
     for name in "abc":
-        victim.exchange._fetcher._unfit.overran(task, name, now, known=False)
+        victim.exchange._fetcher._unfit.note_overrun(task, name, now, known=False)
 
 
 async def test_groups_of_a_task_that_does_not_fit_wait_until_it_is_tried_again(start, task, groups_of, clock):
@@ -197,7 +198,7 @@ async def test_names_that_nobody_reaches_are_dialled_seldom_however_many_they_ar
         for name in names(200):
             victim.hear(name, announcement_of(name).sealed)
         # Those that were under way when the last of the allowance was used up.
-        most = VAIN_DIALS_BURST + victim.exchange._settings.fetch_concurrency
+        most = VAIN_DIALS_BURST + ExchangeSettings().fetch_concurrency
         await until(lambda: victim.dropped("unavailable") >= VAIN_DIALS_BURST)
         await asyncio.sleep(0.1)
         assert victim.dropped("unavailable") <= most
@@ -244,7 +245,7 @@ async def test_a_proven_author_is_asked_for_two_groups_at_once_and_again_a_secon
         await host.connect(victim.host.address)
         await host.serve(BODY_PROTOCOL, nothing, max_request_bytes=MAX_REQUEST_BYTES)
         for _ in range(PROVEN_AFTER):
-            victim.exchange._ledger.reputation.was_accepted(author.peer_id)
+            victim.exchange._ledger.reputation.note_accepted(author.peer_id)
         for number in range(2 * FETCHES_OF_PROVEN):
             victim.hear(author, announcement_of(author, number).sealed)
         await until(lambda: victim.dropped("unavailable") == FETCHES_OF_PROVEN)
@@ -303,8 +304,7 @@ async def test_who_passes_off_the_header_of_another_pays_for_it_itself(start, an
     async with start(MemoryNetwork(), 2) as node:
         node.hear(thief, announcement_of(v).sealed)
         await until(lambda: node.dropped("sender_mismatch") == 1)
-        reputation = node.exchange._ledger.reputation
-        assert reputation.score(thief.peer_id, 0.0) < reputation.score(v.peer_id, 0.0) == 100.0
+        assert node.figures_of(thief.peer_id).score < node.figures_of(v.peer_id).score == 100.0
 
 
 async def test_whoever_is_banned_is_disconnected_and_kept_away(start, announcement_of, clock):

@@ -226,7 +226,7 @@ async def veteran(
     host = await stack.enter_async_context(network.host(VETERAN.peer_id))
     exchange = await stack.enter_async_context(exchange_of(host, VETERAN, task, shelf))
     assert exchange.library is not None
-    exchange.library.settle(origins)
+    exchange.library.note_book(origins)
     return host
 
 
@@ -277,7 +277,7 @@ async def test_a_node_in_a_drought_asks_for_libraries_again(monkeypatch: pytest.
             lender = await stack.enter_async_context(network.host(VETERAN.peer_id))
             lending = await stack.enter_async_context(exchange_of(lender, VETERAN, FakeTask(), shelf))
             assert lending.library is not None
-            lending.library.settle({min(origins, key=lambda origin: origin[1].index)})
+            lending.library.note_book({min(origins, key=lambda origin: origin[1].index)})
             parts = await newcomer(stack, network, lender, FakeTask())
             loop = node(learner, "node.rounds=5", network=parts)
             library = parts.exchange.library
@@ -286,7 +286,7 @@ async def test_a_node_in_a_drought_asks_for_libraries_again(monkeypatch: pytest.
             while not library._done:  # noqa: ASYNC110  counters have no event
                 await asyncio.sleep(0.01)
             assert lending.library.pages.served == 2, "all of it was seen"
-            lending.library.settle(origins)
+            lending.library.note_book(origins)
             monkeypatch.setattr(borrower, "AGAIN_S", 0.0)
             await loop.run()
             while library.borrowed.groups < groups:  # noqa: ASYNC110  counters have no event

@@ -469,7 +469,7 @@ async def test_a_node_that_cannot_start_its_exchange_leaves_nothing_running() ->
     mixed = NetworkParts(member.host, strange.exchange, member.discovery)
     learner = FakeLearner("me")
     one = node(learner, network=mixed)
-    strange.exchange._key = member.exchange._key  # an exchange whose key is not its host's
+    strange.exchange._context.key = member.exchange._context.key  # an exchange whose key is not its host's
     with pytest.raises(IdentityError):
         await run(one)
     assert member.host.status().state == "closed"

@@ -44,7 +44,7 @@ class Asked(Impatient):
         self.has_asked = self.has_asked or bool(groups)
         return await super().ask_for_help(groups)
 
-    def asked_of_us(self, count: int) -> list[ExampleKey]:
+    def take_examples(self, count: int) -> list[ExampleKey]:
         self.asked_for.append(count)
         return [ExampleKey("sum", "1", 99, len(self.asked_for))]
 

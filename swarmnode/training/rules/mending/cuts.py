@@ -87,10 +87,10 @@ def is_suspicious(logprobs: Sequence[float], odd: Collection[int] = ()) -> bool:
     return any(last - first < NEARBY_TOKENS for first, last in zip(places, lasts, strict=False))
 
 
-def looked_at(logprobs: Sequence[float], looks: Collection[int]) -> list[int]:
+def places_to_look_at(logprobs: Sequence[float], looks: Collection[int]) -> list[int]:
     """Returns the places of a row where a cut may begin, at most MOST_STARTS. The last token, the end, stays.
 
-    >>> looked_at([-0.1, -5.0, -0.2, -3.0, -9.0], {2})
+    >>> places_to_look_at([-0.1, -5.0, -0.2, -3.0, -9.0], {2})
     [1, 2, 3]
     """
     inside = enumerate(logprobs[:-1])

@@ -14,6 +14,7 @@ from functools import partial
 
 import msgspec
 
+from swarmnode.bounded_dict import BoundedDict
 from swarmnode.errors import JudgementLost, JudgementOverran, TaskError
 from swarmnode.identity.memorable_name import memorable_name
 from swarmnode.rollout.renderer import Renderer
@@ -43,11 +44,11 @@ class Mender:
         self._renderer = renderer
         self._threads = TimedThreads(judge_limit_s)
         self._pieces = OddPieces()
-        self._hung_by: set[str] = set()
+        self._hung_by = BoundedDict[str, None](MOST_NAMES)
         """Authors whose text hung a judge."""
         self._lost: set[str] = set()
         """Tasks whose judge was lost in this round."""
-        self._told: set[str] = set()
+        self._logged = BoundedDict[str, None](MOST_NAMES)
 
     def __call__(self, answers: Sequence[BookCandidate]) -> list[BookCandidate]:
         """Returns the answers, some of them cut, without the ones that must not be learnt from."""
@@ -64,7 +65,7 @@ class Mender:
         kept = whole
         for answer, result in zip(answers, results, strict=True):
             if result.outcome == "mended":
-                self._tell(result)
+                self._log_first(result)
                 entry = msgspec.structs.replace(answer.entry, token_ids=result.token_ids)
                 kept.append(BookCandidate(answer.example, result.text, entry))
             elif result.outcome == "untouched":
@@ -79,7 +80,7 @@ class Mender:
             self._renderer.prompt_ids(answer.example.prompt),
             entry.token_ids,
             answer.text,
-            self._pieces.odd(entry.task, entry.author, entry.token_ids),
+            self._pieces.odd_places(entry.task, entry.author, entry.token_ids),
         )
 
     def _judge(self, answer: ForeignAnswer, texts: Sequence[str]) -> list[float | None]:
@@ -95,7 +96,7 @@ class Mender:
             if isinstance(lost, JudgementOverran):
                 who = _named(answer.author)
                 logger.info("no longer examining doubtful answers of %s: %s", who, lost)
-                _remember(answer.author, self._hung_by)
+                self._hung_by[answer.author] = None
             return unknown
         except TaskError as error:
             # Parts of a stranger's text may be what no policy writes: not the task's fault.
@@ -103,12 +104,12 @@ class Mender:
             return unknown
         return [total_reward(named) for named in scores]
 
-    def _tell(self, result: MendedAnswer) -> None:
+    def _log_first(self, result: MendedAnswer) -> None:
         """Logs the first mended answer of each author."""
         author = result.source.author
-        if author in self._told:
+        if author in self._logged:
             return
-        _remember(author, self._told)
+        self._logged[author] = None
         logger.info(
             "right answers of %s are cut to what they need before training on them, such as %.60r to %.60r",
             _named(author),
@@ -119,9 +120,3 @@ class Mender:
 
 def _named(author: str) -> str:
     return f"{memorable_name(author)} ({author})"
-
-
-def _remember(name: str, names: set[str]) -> None:
-    if len(names) >= MOST_NAMES:
-        names.clear()
-    names.add(name)

@@ -64,11 +64,6 @@ Read = Callable[[Sequence[ReadingRequest]], Sequence[Reading]]
 
 Outcome = Literal["untouched", "mended", "refused"]
 
-Why = Literal["likely", "no gain", "needed", "cut", "too long", "over budget", "not judged", "not text"]
-"""likely: nothing in it is doubtful. no gain: no cut makes it likelier. needed: the judge or the rest of the
-text needs every piece. over budget: the round has read enough. not judged: our judge gave the whole no
-reward, or gave less once pieces came back. not text: the part is empty in our tokens."""
-
 
 @dataclass(frozen=True, slots=True)
 class ForeignAnswer:
@@ -94,7 +89,6 @@ class MendedAnswer:
 
     source: ForeignAnswer
     outcome: Outcome
-    why: Why
     text: str
     token_ids: tuple[int, ...]
 
@@ -116,7 +110,7 @@ class _Case:
     drafts: dict[tuple[int, ...], _Draft] = field(default_factory=dict[tuple[int, ...], _Draft])
     """All parts read so far, by the places they keep."""
     chosen: tuple[int, ...] | None = None
-    refused: Why | None = None
+    refused: bool = False
     reward: float | None = None
     """Reward of the whole answer, judged together with its parts."""
 
@@ -134,8 +128,8 @@ class _Case:
 
     def is_too_long(self) -> bool:
         if len(self.answer.token_ids) > LONGEST_TOKENS:
-            self.refused = "too long"
-        return self.refused is not None
+            self.refused = True
+        return self.refused
 
     def row(self, kept: tuple[int, ...], end: int, *, for_cuts: bool) -> ReadingRequest:
         ids = tuple(self.answer.token_ids[place] for place in kept)
@@ -163,15 +157,15 @@ class _Mending:
     def __init__(self, read: Read, judge: Judge, tokens: Renderer) -> None:
         self._read = read
         self._judge = judge
-        self._tokens = tokens
+        self._renderer = tokens
         self._end = tokens.eos_token_ids[0]
-        self._left = 0
+        self._tokens_left = 0
 
     def mend(self, answers: Sequence[ForeignAnswer]) -> list[MendedAnswer]:
         # Two authors may send the same text, and one author may send it twice.
         distinct = {_key(one): one for one in answers}
         rows = [ReadingRequest(one.prompt_ids, (*one.token_ids, self._end)) for one in distinct.values()]
-        self._left = max(READ_AT_MOST * sum(map(_length, rows)), READ_AT_LEAST)
+        self._tokens_left = max(READ_AT_MOST * sum(map(_length, rows)), READ_AT_LEAST)
         cases = {
             key: _Case(one)
             for (key, one), reading in zip(distinct.items(), self._read(rows), strict=True)
@@ -191,10 +185,10 @@ class _Mending:
                 self._choose(case)
             self._bring_back([case for case in wave if case.chosen is not None])
         for case in waiting:
-            case.refused = "over budget"
+            case.refused = True
 
     def _affordable(self, waiting: Sequence[_Case]) -> list[_Case]:
-        left = self._left
+        left = self._tokens_left
         wave: list[_Case] = []
         for case in waiting:
             left -= MOST_READINGS * case.length
@@ -203,10 +197,10 @@ class _Mending:
             wave.append(case)
         return wave
 
-    def _ask(self, asked: Sequence[tuple[_Case, tuple[int, ...]]], *, for_cuts: bool) -> None:
+    def _read_parts(self, asked: Sequence[tuple[_Case, tuple[int, ...]]], *, for_cuts: bool) -> None:
         """Reads these parts of answers in one batch."""
         rows = [case.row(kept, self._end, for_cuts=for_cuts) for case, kept in asked]
-        self._left -= sum(map(_length, rows))
+        self._tokens_left -= sum(map(_length, rows))
         for (case, kept), reading in zip(asked, self._read(rows) if rows else (), strict=True):
             found = score(reading.logprobs, kept, len(case.whole), case.answer.odd)
             case.drafts[kept] = _Draft(kept, reading, found)
@@ -219,17 +213,17 @@ class _Mending:
         frontiers = [[case.whole] for case in cases]
         for _ in range(MOST_CUTS + 1):
             pairs = list(zip(cases, frontiers, strict=True))
-            self._ask([(case, kept) for case, parts in pairs for kept in parts], for_cuts=True)
-            frontiers = [self._next(case, parts) for case, parts in pairs]
+            self._read_parts([(case, kept) for case, parts in pairs for kept in parts], for_cuts=True)
+            frontiers = [self._next_parts(case, parts) for case, parts in pairs]
 
-    def _next(self, case: _Case, parts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    def _next_parts(self, case: _Case, parts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """Returns the parts to read next, with one more cut than these."""
-        if not parts or case.refused is not None or case.best.kept not in parts:
+        if not parts or case.refused or case.best.kept not in parts:
             # The last cut brought nothing.
             return []
         by_gain, by_hope = _next_cuts(case, parts)
         both = [part for pair in zip_longest(by_gain, by_hope) for part in pair if part is not None]
-        passed = set(self._passing(case, list(dict.fromkeys(both))[:MOST_JUDGED]))
+        passed = set(self._judge_parts(case, list(dict.fromkeys(both))[:MOST_JUDGED]))
         first = [[part for part in ranked if part in passed][:BEAM] for ranked in (by_gain, by_hope)]
         return list(dict.fromkeys(part for ranked in first for part in ranked))
 
@@ -237,10 +231,10 @@ class _Mending:
 
     def _choose(self, case: _Case) -> None:
         """Chooses the best part among all that were read."""
-        if case.refused is None and case.reward is not None:
+        if not case.refused and case.reward is not None:
             case.chosen = case.best.kept
 
-    def _passing(self, case: _Case, parts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    def _judge_parts(self, case: _Case, parts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """Returns the parts that our judge gives the same reward as the whole."""
         texts = {kept: text for kept in parts if (text := self._text(case, kept)) is not None}
         if not texts:
@@ -248,7 +242,7 @@ class _Mending:
         whole, *rewards = self._judge(case.answer, [case.answer.text, *texts.values()])
         case.reward = whole
         if whole is None:
-            case.refused = "not judged"
+            case.refused = True
             return []
         return [
             kept
@@ -258,7 +252,7 @@ class _Mending:
 
     def _text(self, case: _Case, kept: tuple[int, ...]) -> str | None:
         """Returns a part as text; None if it is empty or splits a character."""
-        text = self._tokens.decode([case.answer.token_ids[place] for place in kept])
+        text = self._renderer.decode([case.answer.token_ids[place] for place in kept])
         broken = text.count("\ufffd") > case.answer.text.count("\ufffd")
         return None if broken or not text.strip() else text
 
@@ -267,11 +261,11 @@ class _Mending:
     def _bring_back(self, cases: Sequence[_Case]) -> None:
         """Compares each choice with the choice plus one of its deleted runs, in one batch."""
         asked = [(case, kept) for case in cases for kept in _unread(case)]
-        self._ask(asked, for_cuts=False)
+        self._read_parts(asked, for_cuts=False)
         for case in cases:
-            self._settle(case)
+            self._put_back_needed(case)
 
-    def _settle(self, case: _Case) -> None:
+    def _put_back_needed(self, case: _Case) -> None:
         """Puts back the runs that support what was kept, if there are any."""
         chosen = case.chosen
         assert chosen is not None
@@ -284,27 +278,23 @@ class _Mending:
         if not carrying:
             return
         back = tuple(sorted({*chosen, *(place for run in carrying for place in range(*run))}))
-        if back == case.whole or self._passing(case, [back]):
+        if back == case.whole or self._judge_parts(case, [back]):
             case.chosen = back
         else:
-            case.refused = case.refused or "not judged"
+            case.refused = True
 
     # ---- results ----
 
     def _result(self, answer: ForeignAnswer, case: _Case | None) -> MendedAnswer:
-        if case is None:
-            return MendedAnswer(answer, "untouched", "likely", answer.text, answer.token_ids)
-        if case.refused is not None:
-            return MendedAnswer(answer, "refused", case.refused, answer.text, answer.token_ids)
-        chosen = case.chosen
-        if chosen is None or chosen == case.whole:
-            why: Why = "needed" if chosen is not None or case.reward is not None else "no gain"
-            return MendedAnswer(answer, "untouched", why, answer.text, answer.token_ids)
-        text = self._text(case, chosen)
-        ids = self._tokens.encode_completion(text, "length") if text is not None else ()
+        if case is not None and case.refused:
+            return MendedAnswer(answer, "refused", answer.text, answer.token_ids)
+        if case is None or case.chosen is None or case.chosen == case.whole:
+            return MendedAnswer(answer, "untouched", answer.text, answer.token_ids)
+        text = self._text(case, case.chosen)
+        ids = self._renderer.encode_completion(text, "length") if text is not None else ()
         if text is None or not ids:
-            return MendedAnswer(answer, "refused", "not text", answer.text, answer.token_ids)
-        return MendedAnswer(answer, "mended", "cut", text, ids)
+            return MendedAnswer(answer, "refused", answer.text, answer.token_ids)
+        return MendedAnswer(answer, "mended", text, ids)
 
 
 def _next_cuts(

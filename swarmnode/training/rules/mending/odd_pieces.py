@@ -81,7 +81,7 @@ class OddPieces:
         habits.add(frozenset(pieces_of(token_ids)))
         self._tasks[task], authors[author] = authors, habits
 
-    def odd(self, task: str, author: str, token_ids: Sequence[int]) -> frozenset[int]:
+    def odd_places(self, task: str, author: str, token_ids: Sequence[int]) -> frozenset[int]:
         """Returns the places of tokens in pieces that this author repeats and others do not write. Empty
         while too little is known."""
         authors = self._tasks.get(task, {})

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from swarmnode.training.forward import Forward
 from swarmnode.training.packing import MicroBatch, TrainingSample
-from swarmnode.training.rules.mending.cuts import Reading, ReadingRequest, looked_at
+from swarmnode.training.rules.mending.cuts import Reading, ReadingRequest, places_to_look_at
 
 LOGITS_AT_ONCE = 1 << 24
 """Logits over the vocabulary in one chunk: 64 MiB in float32."""
@@ -81,7 +81,7 @@ def _with_looks(
         (number, place)
         for number, (row, look) in enumerate(zip(rows, looks, strict=True))
         if look is not None
-        for place in looked_at(row, look)
+        for place in places_to_look_at(row, look)
     ]
     behind = [batch.samples[number].completion_ids[place + 1 :] for number, place in asked]
     width = max(map(len, behind), default=0)

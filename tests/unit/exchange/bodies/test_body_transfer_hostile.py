@@ -89,7 +89,7 @@ async def test_who_has_used_up_its_download_fetches_nothing_until_time_made_up_f
         rng=random.Random(0),
     )
     assert bodies.may_fetch
-    bodies.fetched(10_000)
+    bodies.count_download(10_000)
     assert not bodies.may_fetch and await bodies._pull(key(2).peer_id, b"h" * 32, 10) is None
     clock.advance(5.9)
     assert not bodies.may_fetch
@@ -174,7 +174,9 @@ async def test_names_that_nobody_can_reach_make_no_holder_look_bad(composed_by, 
             one = announcement_of(composed, key(10 + number))
             with pytest.raises(Exception, match="unavailable"):
                 await asker.fetch(one, timeout_s=5.0)
-        assert asker.routes._worth.get(honest, 0.5) == 0.5
+        asker.routes.connected = frozenset({honest, "stranger"})
+        first = {asker.routes.holders("author", random.Random(number))[0] for number in range(16)}
+        assert first == {honest, "stranger"}, "neither is preferred"
 
 
 @asynccontextmanager
@@ -208,7 +210,7 @@ async def test_an_author_that_was_not_dialled_in_vain_is_dialled_again(
             with pytest.raises(HostDown):
                 await asker.fetch(one, timeout_s=60.0)
         else:
-            while "may not" in why and asker._ledger.reputation.ask(one.author, clock()):
+            while "may not" in why and asker._ledger.reputation.take_ask(one.author, clock()):
                 pass
             assert await asker.fetch(one, timeout_s=60.0) == composed.body
         assert asker.routes.reaches(one.author, clock()) is None
@@ -250,7 +252,10 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_silent_strangers_take_no_places_from_authors_who_gave(composed_by) -> None:
     giver, crowd = key(1), [key(number) for number in range(100, 100 + 2 * MAX_PULLS)]
 
+    asked = list[str]()
+
     async def pull(peer: str, body_hash: bytes, size_bytes: int) -> bytes | None:
+        asked.append(peer)
         if peer != giver.peer_id:
             await asyncio.Event().wait()
         return b"body"
@@ -259,16 +264,16 @@ async def test_silent_strangers_take_no_places_from_authors_who_gave(composed_by
         holder.set_connected({giver.peer_id, *(one.peer_id for one in crowd)})
         first, second = composed_by(giver), composed_by(giver, 1)
         for one in (first, second):
-            holder.heard(Message("topic", giver.peer_id, one.sealed))
+            holder.note_announcement(Message("topic", giver.peer_id, one.sealed))
         assert await holder.pull(giver.peer_id, first.header.body_hash) == b"body"
         waiting = []
         for one in crowd:
             composed = composed_by(one)
-            holder.heard(Message("topic", one.peer_id, composed.sealed))
+            holder.note_announcement(Message("topic", one.peer_id, composed.sealed))
             waiting.append(tasks.create_task(holder.pull(one.peer_id, composed.header.body_hash)))
         await asyncio.sleep(0)
-        assert len(holder._pulls) == MAX_PULLS_OF_STRANGERS
         assert await holder.pull(giver.peer_id, second.header.body_hash) == b"body"
+        assert sum(peer != giver.peer_id for peer in asked) == MAX_PULLS_OF_STRANGERS
         for task in waiting:
             task.cancel()
 
@@ -287,7 +292,7 @@ async def test_a_crowd_that_waits_for_silent_authors_leaves_places_for_streams(c
     async with running(Holder(pull)) as holder, asyncio.TaskGroup() as tasks:
         holder.set_connected({giver.peer_id, stranger.peer_id})
         for one in (first, second, third, of_stranger):
-            holder.heard(Message("topic", one.author, one.sealed))
+            holder.note_announcement(Message("topic", one.author, one.sealed))
         assert await holder.pull(giver.peer_id, first.header.body_hash) == b"body"
 
         async def waiting_for(one: SignedGroup) -> list[asyncio.Task[bytes | None]]:
@@ -310,7 +315,7 @@ async def test_a_crowd_that_waits_for_silent_authors_leaves_places_for_streams(c
 
 async def test_an_author_that_let_us_wait_is_not_waited_for_again_at_once(composed_by, monkeypatch) -> None:
     author, now, asked = key(1), 0.0, 0
-    monkeypatch.setattr("swarmnode.exchange.bodies.holder._now_s", lambda: now)
+    monkeypatch.setattr("swarmnode.exchange.bodies.holder.monotonic", lambda: now)
 
     async def pull(peer: str, body_hash: bytes, size_bytes: int) -> bytes | None:
         nonlocal now, asked
@@ -322,7 +327,7 @@ async def test_an_author_that_let_us_wait_is_not_waited_for_again_at_once(compos
         holder.set_connected({author.peer_id})
         sent = [composed_by(author, number) for number in range(8)]
         for one in sent:
-            holder.heard(Message("topic", author.peer_id, one.sealed))
+            holder.note_announcement(Message("topic", author.peer_id, one.sealed))
         for one in sent:
             await holder.pull(author.peer_id, one.header.body_hash)
         assert asked < len(sent)
@@ -344,7 +349,7 @@ async def test_old_headers_that_somebody_sends_again_displace_no_new_ones(compos
     async with running(Holder(pull)) as holder:
         holder.set_connected({author.peer_id})
         for one in (new, *old):
-            holder.heard(Message("topic", author.peer_id, one.sealed))
+            holder.note_announcement(Message("topic", author.peer_id, one.sealed))
         assert await holder.pull(author.peer_id, new.header.body_hash) == b"body"
 
 
@@ -360,7 +365,7 @@ async def test_what_goes_wrong_with_one_author_does_not_end_the_holder(composed_
         holder.set_connected({bad.peer_id, good.peer_id})
         for author, body in ((bad, None), (good, b"body")):
             composed = composed_by(author)
-            holder.heard(Message("topic", author.peer_id, composed.sealed))
+            holder.note_announcement(Message("topic", author.peer_id, composed.sealed))
             assert await holder.pull(author.peer_id, composed.header.body_hash) == body
 
 
@@ -375,7 +380,7 @@ async def test_who_waits_for_a_body_while_the_holder_stops_gets_none(composed_by
 
     async with running(Holder(pull)) as holder:
         holder.set_connected({author.peer_id})
-        holder.heard(Message("topic", author.peer_id, composed.sealed))
+        holder.note_announcement(Message("topic", author.peer_id, composed.sealed))
         waiting = asyncio.create_task(holder.pull(author.peer_id, composed.header.body_hash))
         await asyncio.sleep(0)
     assert await waiting is None
@@ -412,7 +417,7 @@ async def test_nothing_is_fetched_for_whom_the_upload_has_nothing_left(composed_
         holder = plane(public)
         holder.set_connected(await public.peers())
         async with running(holder.holder):
-            holder.holder.heard(Message("topic", author.peer_id, composed.sealed))
+            holder.holder.note_announcement(Message("topic", author.peer_id, composed.sealed))
             big = [bytes([number]) * MAX_BODY_BYTES for number in range(4)]
             for body in big:
                 holder.foreign.put(hash_body(body), body)
@@ -424,17 +429,18 @@ async def test_nothing_is_fetched_for_whom_the_upload_has_nothing_left(composed_
             holder._upload.owe(2 * MAX_BODY_BYTES)
             assert await holder.answer(key(9).peer_id, request) == b""
             assert asked == 0
-            holder._ledger.reputation.gave(key(8).peer_id, MAX_BODY_BYTES)
+            holder._ledger.reputation.note_given(key(8).peer_id, MAX_BODY_BYTES)
             holder._upload.owe(-2 * MAX_BODY_BYTES)
             assert await holder.answer(key(8).peer_id, request) == composed.body
 
 
 async def test_the_cap_holds_while_authors_let_us_wait(composed_by, plane, clock) -> None:
     """The time of an answer is that when it is given, or each slow one would make up the time once more."""
-    network, author, go_on = MemoryNetwork(), key(1), asyncio.Event()
+    network, author, asked, go_on = MemoryNetwork(), key(1), asyncio.Event(), asyncio.Event()
     composed = composed_by(author)
 
     async def give_late(peer: str, request: bytes) -> bytes:
+        asked.set()
         await go_on.wait()
         return composed.body
 
@@ -444,11 +450,11 @@ async def test_the_cap_holds_while_authors_let_us_wait(composed_by, plane, clock
         holder = plane(public)
         holder.set_connected(await public.peers())
         asker, name = key(9).peer_id, author.peer_id.encode()
-        holder._ledger.reputation.gave(asker, 64 * MAX_BODY_BYTES)
+        holder._ledger.reputation.note_given(asker, 64 * MAX_BODY_BYTES)
         async with running(holder.holder):
-            holder.holder.heard(Message("topic", author.peer_id, composed.sealed))
+            holder.holder.note_announcement(Message("topic", author.peer_id, composed.sealed))
             late = asyncio.create_task(holder.answer(asker, composed.header.body_hash + name))
-            await until(lambda: bool(holder.holder._pulls))
+            await asked.wait()
             clock.now += UPLOAD_BURST_S
             big = [bytes([number]) * (MAX_BODY_BYTES - 1024) for number in range(8)]
             for body in big:
@@ -476,4 +482,4 @@ async def test_an_author_is_thanked_for_its_own_body_as_any_holder_is(composed_b
         bodies.set_connected({author.peer_id})
         announced = Announcement(author.peer_id, composed.header, composed.sealed, Arrival(clock(), 0))
         assert await bodies.fetch(announced, timeout_s=10.0) == composed.body
-    assert reputation.gives(author.peer_id)
+    assert reputation.gives_enough(author.peer_id)

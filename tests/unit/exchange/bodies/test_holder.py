@@ -8,13 +8,12 @@ from functools import partial
 
 import pytest
 
+from swarmnode.exchange.bodies import body_transfer
 from swarmnode.exchange.bodies.body_routes import DIAL_AGAIN_S, BodyRoutes
-from swarmnode.exchange.bodies.body_transfer import BODY_PROTOCOL, MAX_REQUEST_BYTES
+from swarmnode.exchange.bodies.body_transfer import BODY_PROTOCOL, LOOK_EVERY_S, MAX_REQUEST_BYTES
 from swarmnode.exchange.bodies.holder import MAX_ANNOUNCED_PER_AUTHOR, MAX_TRIES, Holder
 from swarmnode.exchange.gossip.header_gossip import topic_of
 from swarmnode.exchange.limits import TAKEN_PER_GIVEN
-from swarmnode.exchange.peers import connection_gate
-from swarmnode.exchange.peers.connection_gate import LOOK_EVERY_S
 from swarmnode.exchange.peers.reputation import Reputation
 from swarmnode.extensions.seed.seed_node import SeedNode
 from swarmnode.identity.node_key import NodeKey
@@ -76,7 +75,7 @@ async def test_who_announces_and_asks_in_the_moment_in_which_it_comes_is_served(
         home(network, 1, public) as a,
         home(network, 2, public) as b,
     ):
-        monkeypatch.setattr(connection_gate, "LOOK_EVERY_S", 3600.0)
+        monkeypatch.setattr(body_transfer, "LOOK_EVERY_S", 3600.0)
         await until(lambda: knows(seed, a, b))
         await asyncio.sleep(1.5 * LOOK_EVERY_S)
         for bodies in (seed._bodies, b.exchange._bodies):
@@ -169,8 +168,8 @@ async def test_a_holder_asks_an_author_only_for_what_it_announced_itself(compose
     sent = composed_by(author)
     async with running(Holder(pull)) as holder:
         holder.set_connected({author.peer_id, other.peer_id})
-        holder.heard(Message("topic", author.peer_id, sent.sealed))
-        holder.heard(Message("topic", other.peer_id, sent.sealed))
+        holder.note_announcement(Message("topic", author.peer_id, sent.sealed))
+        holder.note_announcement(Message("topic", other.peer_id, sent.sealed))
         assert await holder.pull(author.peer_id, bytes(32)) is None
         assert await holder.pull(other.peer_id, sent.header.body_hash) is None
         assert asked == []
@@ -187,7 +186,7 @@ async def test_an_author_that_has_left_is_not_asked(composed_by) -> None:
 
     async with running(Holder(pull)) as holder:
         holder.set_connected({author.peer_id})
-        holder.heard(Message("topic", author.peer_id, sent.sealed))
+        holder.note_announcement(Message("topic", author.peer_id, sent.sealed))
         holder.set_connected(set())
         holder.set_connected({author.peer_id})
         assert await holder.pull(author.peer_id, sent.header.body_hash) is None
@@ -206,7 +205,7 @@ async def test_nobody_makes_a_holder_ask_in_vain_for_ever(composed_by) -> None:
     async with running(Holder(pull)) as holder:
         holder.set_connected({author.peer_id})
         for _ in range(3 * MAX_TRIES):
-            holder.heard(Message("topic", author.peer_id, sent.sealed))
+            holder.note_announcement(Message("topic", author.peer_id, sent.sealed))
             assert await holder.pull(author.peer_id, sent.header.body_hash) is None
         assert asked == MAX_TRIES
 
@@ -221,9 +220,9 @@ async def test_one_author_announces_no_more_than_its_part_and_nonsense_is_not_ke
         holder.set_connected({author.peer_id})
         sent = [composed_by(author, number) for number in range(MAX_ANNOUNCED_PER_AUTHOR + 1)]
         for one in sent:
-            holder.heard(Message("topic", author.peer_id, one.sealed))
+            holder.note_announcement(Message("topic", author.peer_id, one.sealed))
         for nonsense in (b"", b"\xc1", bytes(2000), sent[0].sealed[:-1]):
-            holder.heard(Message("topic", author.peer_id, nonsense))
+            holder.note_announcement(Message("topic", author.peer_id, nonsense))
         assert await holder.pull(author.peer_id, sent[0].header.body_hash) is None
         assert await holder.pull(author.peer_id, sent[-1].header.body_hash) == b"body"
 
@@ -241,11 +240,11 @@ async def test_a_silent_author_does_not_keep_the_bodies_of_others_waiting(compos
         waiting = []
         for number in range(64):
             sent = composed_by(silent, number)
-            holder.heard(Message("topic", silent.peer_id, sent.sealed))
+            holder.note_announcement(Message("topic", silent.peer_id, sent.sealed))
             waiting.append(tasks.create_task(holder.pull(silent.peer_id, sent.header.body_hash)))
         await asyncio.sleep(0)
         sent = composed_by(honest)
-        holder.heard(Message("topic", honest.peer_id, sent.sealed))
+        holder.note_announcement(Message("topic", honest.peer_id, sent.sealed))
         assert await holder.pull(honest.peer_id, sent.header.body_hash) == b"body"
         for one in waiting:
             one.cancel()
@@ -256,40 +255,40 @@ async def test_a_silent_author_does_not_keep_the_bodies_of_others_waiting(compos
 
 def test_an_author_that_could_not_be_dialled_is_tried_again_after_a_while() -> None:
     routes = BodyRoutes()
-    assert routes.is_direct("author", now=0.0)
+    assert routes.may_dial("author", now=0.0)
     routes.note_undialable("author", now=0.0)
-    assert not routes.is_direct("author", now=DIAL_AGAIN_S - 1)
-    assert routes.is_direct("author", now=DIAL_AGAIN_S)
+    assert not routes.may_dial("author", now=DIAL_AGAIN_S - 1)
+    assert routes.may_dial("author", now=DIAL_AGAIN_S)
 
 
 def test_an_author_is_dialled_again_when_the_clock_is_set_back_before_it_was_dialled_in_vain() -> None:
     routes = BodyRoutes()
     routes.note_undialable("author", now=7200.0)
-    assert routes.is_direct("author", now=0.0)
+    assert routes.may_dial("author", now=0.0)
 
 
 def test_a_connected_author_is_always_asked_itself() -> None:
     routes = BodyRoutes()
     routes.note_undialable("author", now=0.0)
     routes.connected = frozenset({"author"})
-    assert routes.is_direct("author", now=1.0) and routes.leads_to("author")
+    assert routes.may_dial("author", now=1.0) and routes.has_route("author")
 
 
 def test_who_gave_the_last_body_of_an_author_is_asked_first_and_who_never_gives_last() -> None:
     routes, rng = BodyRoutes(), random.Random(0)
     routes.connected = frozenset({"a", "b", "c", "author"})
-    routes.led_to("author", "c", rather_than=["a"])
+    routes.note_route("author", "c", rather_than=["a"])
     assert routes.holders("author", rng) == ["c", "b", "a"]
-    assert routes.leads_to("author")
-    routes.led_to("author", "b")
+    assert routes.has_route("author")
+    routes.note_route("author", "b")
     assert routes.holders("author", rng) == ["b", "c", "a"]
 
 
 def test_who_only_takes_is_served_last() -> None:
     reputation = Reputation()
-    assert not reputation.gives("peer"), "an identity is free: a new one has given nothing"
-    reputation.gave("peer", 1000)
-    reputation.took("peer", int(1000 * TAKEN_PER_GIVEN) - 1)
-    assert reputation.gives("peer")
-    reputation.took("peer", 1)
-    assert not reputation.gives("peer")
+    assert not reputation.gives_enough("peer"), "an identity is free: a new one has given nothing"
+    reputation.note_given("peer", 1000)
+    reputation.note_taken("peer", int(1000 * TAKEN_PER_GIVEN) - 1)
+    assert reputation.gives_enough("peer")
+    reputation.note_taken("peer", 1)
+    assert not reputation.gives_enough("peer")

@@ -16,7 +16,7 @@ from swarmnode.exchange.gossip.helping import (
     NEW_ASKS_BURST,
     Helping,
     help_topic_of,
-    rarely_right,
+    never_right,
 )
 from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
 from swarmnode.exchange.limits import PROVEN_AFTER
@@ -57,7 +57,7 @@ def hear(one: Helping, sealed: bytes, sender: NodeKey = ASKER) -> None:
 def test_only_groups_whose_known_rewards_are_all_wrong_are_asked_about() -> None:
     wrong, mixed = make_group("me", right=0, wrong=4), make_group("me", right=1, wrong=3)
     unknown = make_group("me", right=0, wrong=0)
-    assert rarely_right([wrong, mixed, unknown]) == [wrong]
+    assert never_right([wrong, mixed, unknown]) == [wrong]
 
 
 def test_the_same_is_not_asked_again_at_once(clock: Clock) -> None:
@@ -76,10 +76,10 @@ def test_what_was_asked_for_is_tried_once_and_one_example_of_an_author(clock: Cl
     hear(one, ask(ASKER, clock, 0))
     hear(one, ask(ASKER, clock, 1))
     newest = make_group("anyone", number=1).example.key
-    assert one.to_try(4, ()) == [newest]
-    assert one.to_try(4, ()) == []
+    assert one.take_examples(4, ()) == [newest]
+    assert one.take_examples(4, ()) == []
     hear(one, ask(ASKER, clock, 1))
-    assert one.to_try(4, {newest}) == [], "we have answered it"
+    assert one.take_examples(4, {newest}) == [], "we have answered it"
 
 
 def test_a_flood_of_one_author_and_of_many_is_bounded(clock: Clock) -> None:
@@ -131,7 +131,7 @@ def test_what_is_wrong_with_a_request_costs_us_nothing(case: str, clock: Clock) 
         case "banned":
             one._context.ledger.reputation.punish(ASKER.peer_id, 100, clock())
     hear(one, sealed, sender)
-    assert (one.heard, one.dropped, one.to_try(4, ()), one.answers()) == (0, 1, [], [])
+    assert (one.heard, one.dropped, one.take_examples(4, ()), one.take_replies()) == (0, 1, [], [])
 
 
 def test_requests_have_a_topic_that_nodes_of_before_are_not_on() -> None:
@@ -141,4 +141,4 @@ def test_requests_have_a_topic_that_nodes_of_before_are_not_on() -> None:
 def test_a_node_without_a_right_answer_has_nothing_to_repeat(clock: Clock) -> None:
     one = helping(HELPER, clock)
     hear(one, ask(ASKER, clock))
-    assert one.answers() == []
+    assert one.take_replies() == []

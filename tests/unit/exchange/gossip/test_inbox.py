@@ -3,7 +3,7 @@ import random
 import pytest
 
 from swarmnode.exchange.exchange_context import ExchangeContext
-from swarmnode.exchange.gossip.header_pool import HeaderPool
+from swarmnode.exchange.gossip.helping import Helping
 from swarmnode.exchange.gossip.inbox import Inbox
 from swarmnode.exchange.gossip.neighbourhood import Neighbourhood
 from swarmnode.exchange.library.signed_group import SignedGroup
@@ -33,7 +33,7 @@ def inbox(ledger: Ledger, settings, task, clock) -> Inbox:
     context = ExchangeContext(
         host, key, {task.name: task}, settings, ledger, clock, random.Random(0), Neighbourhood()
     )
-    return Inbox(context, HeaderPool(), on_admitted=lambda announcement: None, awaits=lambda header: False)
+    return Inbox(context, Helping(context))
 
 
 def test_a_crowd_of_strangers_is_not_listened_to_beyond_what_we_can_afford(

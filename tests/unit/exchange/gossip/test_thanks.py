@@ -12,7 +12,7 @@ async def test_thanks_arrive_and_outlive_a_restart(start_node: StartNode, tmp_pa
         given = make_group(author.key.peer_id)
         await author.exchange.publish([given])
         async with start_node(network, 2, author.host, receipts_every_s=0.01) as reader:
-            reader.exchange.receipts.learnt([(author.key.peer_id, given.example.key, 2)])
+            reader.exchange.receipts.note_learnt([(author.key.peer_id, given.example.key, 2)])
             await until(lambda: author.exchange.stats().receipts.nodes)
             assert reader.exchange.stats().receipts.sent == 1
     async with start_node(network, 1, record=record) as again:
@@ -23,6 +23,6 @@ async def test_who_keeps_its_rollouts_to_itself_thanks_nobody(start_node: StartN
     network = MemoryNetwork()
     async with start_node(network, 1) as author, start_node(network, 2, author.host, private=True) as reader:
         learnt = make_group(author.key.peer_id)
-        reader.exchange.receipts.learnt([(learnt.author, learnt.example.key, 2)])
+        reader.exchange.receipts.note_learnt([(learnt.author, learnt.example.key, 2)])
         await reader.exchange.receipts.run()
     assert reader.exchange.stats().receipts.sent == 0

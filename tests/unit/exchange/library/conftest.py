@@ -23,7 +23,7 @@ def start(start_node: StartNode) -> StartNode:
     ) -> AsyncIterator[Node]:
         settings = {"patience_s": 0.1, "shelf": Shelf(), **settings}
         async with start_node(network, number, *others, **settings) as node:
-            node.library.settle(())
+            node.library.note_book(())
             yield node
 
     return run
@@ -41,4 +41,4 @@ async def borrowed(node: Node, groups: int) -> list[RolloutGroup]:
 async def learns(node: Node, groups: list[RolloutGroup]) -> None:
     """The node publishes groups, and its book takes answers of all of them."""
     await node.exchange.publish(groups)
-    node.library.settle({(group.author, group.example.key) for group in groups})
+    node.library.note_book({(group.author, group.example.key) for group in groups})

@@ -37,7 +37,7 @@ async def test_what_the_book_does_not_hold_is_not_lent(start, groups_of):
     async with start(network, 1) as veteran:
         groups = [groups_of(veteran.key.peer_id, number=number) for number in range(4)]
         await veteran.exchange.publish(groups)
-        veteran.library.settle({(groups[0].author, groups[0].example.key)})
+        veteran.library.note_book({(groups[0].author, groups[0].example.key)})
         async with start(network, 2, veteran.host) as newcomer:
             (found,) = await borrowed(newcomer, 1)
             assert found.example.key == groups[0].example.key
@@ -87,17 +87,17 @@ async def test_who_is_never_right_asks_again_and_not_too_often(start, groups_of,
     async with start(network, 1) as veteran:
         groups = [groups_of(veteran.key.peer_id, number=number) for number in range(4)]
         await learns(veteran, groups)
-        veteran.library.settle({(groups[0].author, groups[0].example.key)})
+        veteran.library.note_book({(groups[0].author, groups[0].example.key)})
         async with start(network, 2, veteran.host) as node:
             await borrowed(node, 1)
             await until(lambda: node.library.borrowed.done)
-            veteran.library.settle({(group.author, group.example.key) for group in groups})
+            veteran.library.note_book({(group.author, group.example.key) for group in groups})
             hurried.setattr(borrower, "AGAIN_S", 0.0)
             pages = veteran.library.pages.served
             await asyncio.sleep(0.1)
             assert veteran.library.pages.served == pages, "what it has is enough"
             hurried.setattr(borrower, "AGAIN_S", 3600.0)
-            node.library.wants_more()
+            node.library.ask_again()
             await asyncio.sleep(0.1)
             assert veteran.library.pages.served == pages, "it has just asked"
             hurried.setattr(borrower, "AGAIN_S", 0.0)
@@ -158,10 +158,10 @@ async def test_what_was_ours_does_not_come_back_from_others(start, groups_of):
         await until(lambda: veteran.exchange.stats().headers_seen)
         assert await veteran.exchange.collect(1, 0, 5.0)
         await veteran.exchange.publish([theirs])
-        veteran.library.settle({(one.author, one.example.key) for one in (ours, theirs)})
+        veteran.library.note_book({(one.author, one.example.key) for one in (ours, theirs)})
         assert len(veteran.library.shelf) == 2
     async with start(network, 1, shelf=veteran.library.shelf) as lender:
-        lender.library.settle({(one.author, one.example.key) for one in (ours, theirs)})
+        lender.library.note_book({(one.author, one.example.key) for one in (ours, theirs)})
         async with start(network, 2, lender.host) as fresh:
             (found,) = await borrowed(fresh, 1)
             assert found.author == veteran.key.peer_id
@@ -181,7 +181,7 @@ async def test_what_our_own_book_let_go_of_does_not_come_back_from_our_file(
     has = {(find.author, find.example.key)} if book == "has other finds of ours" else set()
     async with start_node(MemoryNetwork(), 1, shelf=Shelf(path)) as node:
         assert node.key.peer_id == us.peer_id
-        node.library.settle(has)
+        node.library.note_book(has)
         authors = {group.author for group in await borrowed(node, 1 if has else 2)}
         assert authors == ({another.peer_id} if has else {us.peer_id, another.peer_id})
         await until(lambda: not node.library.shelf.unread([("addition", "1")]))
@@ -196,7 +196,7 @@ async def test_who_was_made_to_look_at_too_much_asks_nobody_any_more(start, grou
         await learns(veteran, [groups_of(veteran.key.peer_id, number=number) for number in range(9)])
         async with start(network, 2, veteran.host) as node:
             assert len(await borrowed(node, 3)) == 3
-            node.library.wants_more()
+            node.library.ask_again()
             await until(lambda: node.library.borrowed.done)
             await asyncio.sleep(0.1)
             assert node.library.borrowed.groups == 3

@@ -129,7 +129,7 @@ async def test_a_page_that_is_none_is_charged_to_who_gave_it(start, page, reason
         liar = await lend(stack, network, lender)
         newcomer = await stack.enter_async_context(start(network, 2, liar))
         await until(lambda: newcomer.dropped(reason))
-        assert newcomer.exchange._ledger.reputation.score(LIAR.peer_id, 0.0) < FULL_SCORE
+        assert newcomer.figures_of(LIAR.peer_id).score < FULL_SCORE
         await asyncio.sleep(0.1)
         assert lender.asked == 1, "the section is not asked for again"
 
@@ -257,8 +257,7 @@ async def test_false_claims_are_the_authors_fault_and_the_lender_is_not_asked_on
         liar = await lend(stack, network, Lender(pages_of(some), bodies(some)))
         newcomer = await stack.enter_async_context(start(network, 2, liar))
         await until(lambda: newcomer.exchange.stats().banned_peers == (key.peer_id,))
-        reputation = newcomer.exchange._ledger.reputation
-        assert reputation.score(LIAR.peer_id, clock()) == FULL_SCORE
+        assert newcomer.figures_of(LIAR.peer_id).score == FULL_SCORE
         await asyncio.sleep(0.1)
         assert newcomer.library.borrowed.groups <= borrower.IN_VAIN
 

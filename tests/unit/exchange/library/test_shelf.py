@@ -33,7 +33,7 @@ def taught(shelf: Shelf, *groups: SignedGroup) -> None:
     """All are offered, and the book takes them."""
     for group in groups:
         shelf.offer(group)
-    shelf.settle({group.origin for group in groups}, TASKS)
+    shelf.note_book({group.origin for group in groups}, TASKS)
 
 
 def page(shelf: Shelf, after: bytes = b"", limit: int = 99, swarm: str = "test") -> list[SignedGroup]:
@@ -45,9 +45,9 @@ def test_what_waits_for_the_book_is_not_lent_and_leaves_when_it_is_not_taken(sig
     shelf.offer(group)
     assert page(shelf) == [] and len(shelf) == 0 and group.name in shelf
     for _ in range(3):
-        shelf.settle((), TASKS)
+        shelf.note_book((), TASKS)
     assert group.name in shelf
-    shelf.settle((), TASKS)
+    shelf.note_book((), TASKS)
     assert group.name not in shelf and shelf.size_bytes == 0 and shelf.body(group.header.body_hash) is None
 
 
@@ -55,14 +55,14 @@ def test_what_the_book_lets_go_of_leaves(signed: Signed) -> None:
     shelf, group = Shelf(rounds_to_wait=0), signed()
     taught(shelf, group)
     assert page(shelf) == [group]
-    shelf.settle((), TASKS)
+    shelf.note_book((), TASKS)
     assert page(shelf) == [] and group.name not in shelf
 
 
 def test_groups_of_other_tasks_stay(signed: Signed) -> None:
     shelf, group = Shelf(rounds_to_wait=0), signed()
     taught(shelf, group)
-    shelf.settle((), [("addition", "2")])
+    shelf.note_book((), [("addition", "2")])
     assert page(shelf) == [group]
 
 
@@ -98,7 +98,7 @@ def test_it_is_bounded_in_number_and_bytes_and_the_oldest_leave(signed: Signed) 
     assert signed(0).name not in full and signed(9).name in full
     loaded = Shelf(max_groups=8)
     for number in range(24):
-        loaded._add(ShelvedGroup(signed(number), taught=number % 2 == 0))
+        loaded._add(ShelvedGroup(signed(number), in_book=number % 2 == 0))
     loaded._keep_within_bounds()
     assert [row.group for row in loaded._rows.values()] == [
         signed(number) for number in (12, 14, 16, 18, 20, 21, 22, 23)
@@ -117,7 +117,7 @@ async def test_a_restart_finds_what_was_kept(signed: Signed, tmp_path: Path) -> 
     await before.write()
     after = Shelf(path)
     assert after.load() == 0
-    after.settle({group.origin for group in groups}, TASKS)
+    after.note_book({group.origin for group in groups}, TASKS)
     assert {group.name for group in page(after)} == {group.name for group in groups}
     assert after.next_unread(TASKS) is None, "the book holds them all"
 
@@ -132,7 +132,7 @@ async def test_what_a_book_that_starts_over_does_not_hold_is_read_again(
     after = Shelf(path, rounds_to_wait=1)
     after.load()
     for _ in range(9):
-        after.settle((), TASKS)
+        after.note_book((), TASKS)
     assert page(after) == [], "nothing is lent that this book does not hold"
     read = [after.next_unread(TASKS), after.next_unread(TASKS)]
     assert read == groups and after.next_unread(TASKS) is None
@@ -154,8 +154,8 @@ async def test_what_the_book_let_go_of_is_not_read_again_after_a_stop(signed: Si
     before = Shelf(path)
     taught(before, *groups)
     await before.write()
-    before.settle({groups[0].origin}, TASKS)
-    before.settle({groups[0].origin, groups[1].origin}, TASKS)
+    before.note_book({groups[0].origin}, TASKS)
+    before.note_book({groups[0].origin, groups[1].origin}, TASKS)
     await before.write(last=True)
     assert {found.name for _, found in read_rows(path) if isinstance(found, SignedGroup)} == {
         groups[0].name,
@@ -171,7 +171,7 @@ async def test_what_was_never_looked_at_stays_in_the_file_at_a_stop(signed: Sign
     after = Shelf(path, rounds_to_wait=1)
     after.load()
     for _ in range(4):
-        after.settle((), TASKS)
+        after.note_book((), TASKS)
     await after.write(last=True)
     assert [found for _, found in read_rows(path)] == [group]
 
@@ -187,7 +187,7 @@ async def test_a_damaged_row_costs_itself_and_is_gone_after_the_next_write(
     path.write_bytes(lines[0] + b"\xff" * 40 + b"\n" + lines[1] + lines[2][:100])
     after = Shelf(path)
     assert after.load() == 2
-    after.settle({group.origin for group in groups}, TASKS)
+    after.note_book({group.origin for group in groups}, TASKS)
     assert len(page(after)) == 2
     taught(after, *groups)
     await after.write()

@@ -146,17 +146,18 @@ async def test_bans_and_proofs_outlive_a_restart(live, sealed_of, key):
         await until(lambda: first[0].stats().banned_peers == (STRANGER,))
     async with live() as second:
         assert second[0].stats().banned_peers == (STRANGER,)
-        assert [one.accepted for one in second[0].stats().peers] == [PROVEN_AFTER]
-        assert second[0]._context.trust_of(key.peer_id) == "proven"
+        await until(lambda: second[1].bars(STRANGER))
+        (known,) = second[0].stats().peers
+        assert (known.accepted, known.trust) == (PROVEN_AFTER, "proven")
 
 
 async def test_it_is_written_now_and_then_and_only_when_there_is_news(path: Path, monkeypatch):
     monkeypatch.setattr("swarmnode.exchange.peers.exchange_record.WRITE_EVERY_S", 0.01)
     records = [Record(), Record(groups=((b"k" * 16, 1.0),))]
     news = asyncio.Event()
-    recorder = Recorder(path, lambda: records[news.is_set()])
+    recorder = Recorder(path)
     async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(recorder.run())
+        running = tasks.create_task(recorder.run(lambda: records[news.is_set()]))
         await until(path.exists)
         replace_file(path, b"not looked at")
         await asyncio.sleep(0.1)
@@ -169,7 +170,7 @@ async def test_it_is_written_now_and_then_and_only_when_there_is_news(path: Path
 
 async def test_a_life_that_is_killed_at_its_start_has_left_its_record(path: Path):
     async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(Recorder(path, lambda: Record()).run())
+        running = tasks.create_task(Recorder(path).run(Record))
         await until(path.exists)
         running.cancel()
     assert load(path) == Record()
@@ -179,9 +180,9 @@ async def test_what_must_not_be_forgotten_is_written_before_its_time(path: Path,
     monkeypatch.setattr("swarmnode.exchange.peers.exchange_record.WRITE_EVERY_S", 1e6)
     monkeypatch.setattr("swarmnode.exchange.peers.exchange_record.HURRY_S", 0.01)
     records = [Record(), Record(groups=((b"k" * 16, 1.0),))]
-    recorder = Recorder(path, lambda: records[0])
+    recorder = Recorder(path)
     async with asyncio.TaskGroup() as tasks:
-        running = tasks.create_task(recorder.run())
+        running = tasks.create_task(recorder.run(lambda: records[0]))
         await until(path.exists)
         records.pop(0)
         recorder.hurry()
@@ -193,10 +194,10 @@ async def test_a_disk_that_is_full_is_told_once_and_ends_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     (tmp_path / "file").write_bytes(b"")
-    recorder = Recorder(tmp_path / "file" / "record", lambda: Record())
+    recorder = Recorder(tmp_path / "file" / "record")
     with caplog.at_level(logging.WARNING):
-        await recorder.write()
-        await recorder.write()
+        await recorder.write(Record())
+        await recorder.write(Record())
     assert len([one for one in caplog.records if "cannot write the record" in one.message]) == 1
 
 

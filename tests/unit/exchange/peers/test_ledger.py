@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from swarmnode.exchange.drop_reasons import NOT_NEEDED, Reason
-from swarmnode.exchange.peers.ledger import MOST_DETAIL, MOST_TOLD, Ledger
+from swarmnode.exchange.peers.ledger import MOST_DETAIL, MOST_LOGGED, Ledger
 from swarmnode.exchange.peers.reputation import Reputation
 
 
@@ -30,9 +30,9 @@ def test_the_first_of_a_reason_is_told_and_further_ones_are_counted(
 def test_the_first_of_each_peer_is_told_until_there_are_many(
     ledger: Ledger, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for number in range(2 * MOST_TOLD):
+    for number in range(2 * MOST_LOGGED):
         ledger.drop(Reason.TOO_LONG, f"mallory {number}", "8 of 8 answers")
-    assert "(mallory 1): too_long" in caplog.messages[1] and len(caplog.messages) < MOST_TOLD
+    assert "(mallory 1): too_long" in caplog.messages[1] and len(caplog.messages) < MOST_LOGGED
     ledger.drop(Reason.WRONG_BODY, "trudy")
     assert "(trudy): wrong_body" in caplog.messages[-1], "a reason that was not told yet is told"
 

@@ -76,38 +76,38 @@ def test_a_fetch_in_vain_is_no_offence_but_makes_us_wait_longer_each_time():
     reputation = Reputation()
     now, pauses = 0.0, []
     for _ in range(10):
-        reputation.did_not_deliver("a", now)
+        reputation.note_failure("a", now)
         pause = next(s for s in range(1, 1000) if reputation.may_be_asked("a", now + s))
         pauses.append(pause)
         now += pause
     assert pauses[:4] == [5, 10, 20, 40]
     assert pauses[-1] == LONGEST_PAUSE_S
     assert reputation.score("a", now) == FULL_SCORE
-    reputation.did_deliver("a", 0.1)
+    reputation.note_delivery("a", 0.1)
     assert reputation.may_be_asked("a", now)
 
 
 def test_a_mishap_of_a_proven_author_costs_a_second_and_what_is_of_no_use_costs_more():
     reputation = Reputation()
     for _ in range(PROVEN_AFTER):
-        reputation.was_accepted("a")
+        reputation.note_accepted("a")
     for _ in range(2):  # of what was asked for at once
-        reputation.did_not_deliver("a", 0.0, mishap=True)
+        reputation.note_failure("a", 0.0, mishap=True)
     assert not reputation.may_be_asked("a", GIVER_PAUSE_S - 0.1)
     assert reputation.may_be_asked("a", GIVER_PAUSE_S) and reputation.may_be_asked("a", GIVER_PAUSE_S + 0.5)
-    reputation.did_not_deliver("newcomer", 0.0, mishap=True)
+    reputation.note_failure("newcomer", 0.0, mishap=True)
     assert not reputation.may_be_asked("newcomer", GIVER_PAUSE_S)
-    reputation.did_not_deliver("a", GIVER_PAUSE_S, mishap=True)
+    reputation.note_failure("a", GIVER_PAUSE_S, mishap=True)
     assert not reputation.may_be_asked("a", 2.5 * GIVER_PAUSE_S)
-    reputation.did_deliver("a", 0.1)
-    reputation.did_not_deliver("a", 0.0)
+    reputation.note_delivery("a", 0.1)
+    reputation.note_failure("a", 0.0)
     assert not reputation.may_be_asked("a", GIVER_PAUSE_S)
 
 
 def test_failures_for_days_do_not_overflow():
     reputation = Reputation()
     for _ in range(5000):
-        reputation.did_not_deliver("a", 0.0)
+        reputation.note_failure("a", 0.0)
     assert reputation.may_be_asked("a", LONGEST_PAUSE_S)
 
 
@@ -116,25 +116,28 @@ def test_an_author_is_proven_by_what_was_accepted_from_it_and_slow_while_it_lets
     trusts = []
     for _ in range(PROVEN_AFTER):
         trusts.append(reputation.trust_of("a"))
-        reputation.was_accepted("a")
+        reputation.note_accepted("a")
     assert trusts == ["newcomer"] * PROVEN_AFTER
     assert reputation.trust_of("a") == "proven"
-    reputation.did_deliver("a", SLOW_S + 0.1)
+    reputation.note_delivery("a", SLOW_S + 0.1)
     assert reputation.trust_of("a") == "slow"
-    reputation.did_deliver("a", 0.1)
-    reputation.did_not_deliver("a", 0.0)
+    reputation.note_delivery("a", 0.1)
+    reputation.note_failure("a", 0.0)
     assert reputation.trust_of("a") == "slow"
-    reputation.did_deliver("a", 0.1)
+    reputation.note_delivery("a", 0.1)
     assert reputation.trust_of("a") == "proven"
 
 
 def test_whom_we_doubt_counts_as_a_newcomer_as_long_as_we_do():
     reputation = Reputation()
     for _ in range(PROVEN_AFTER):
-        reputation.was_accepted("author")
+        reputation.note_accepted("author")
     assert reputation.trust_of("author") == "proven"
     reputation.doubted = frozenset({"author"})
-    assert (reputation.trust_of("author"), reputation.known("author").accepted) == ("newcomer", PROVEN_AFTER)
+    assert (reputation.trust_of("author"), reputation.standing_of("author").accepted) == (
+        "newcomer",
+        PROVEN_AFTER,
+    )
     reputation.doubted = frozenset()
     assert reputation.trust_of("author") == "proven"
 
@@ -154,12 +157,12 @@ def test_we_ask_of_a_peer_a_little_less_than_it_may_ask_of_us():
 def test_names_without_end_displace_each_other_and_not_those_who_gave_us_a_group():
     reputation = Reputation(max_peers=100)
     for number in range(10):
-        reputation.was_accepted(f"friend {number}")
+        reputation.note_accepted(f"friend {number}")
     for number in range(5000):
         reputation.may_announce(f"passer-by {number}", 0.0)
     assert set(reputation.givers) == {f"friend {number}" for number in range(10)}
     for number in range(5000):
-        reputation.was_accepted(f"giver {number}")
+        reputation.note_accepted(f"giver {number}")
         reputation.may_announce(f"passer-by {number}", 0.0)
     assert len(reputation) <= 100
 
@@ -190,19 +193,19 @@ def test_only_so_many_peers_are_remembered_and_the_noisy_ones_longest():
 def test_accepted_groups_are_counted_by_peer():
     reputation = Reputation()
     for peer in ("a", "b", "a"):
-        reputation.was_accepted(peer)
+        reputation.note_accepted(peer)
     reputation.may_announce("c", 0.0)
-    assert [reputation.known(peer).accepted for peer in "abc"] == [2, 1, 0]
+    assert [reputation.standing_of(peer).accepted for peer in "abc"] == [2, 1, 0]
 
 
 def test_figures_are_of_peers_of_which_something_was_used_or_refused():
     reputation = Reputation()
-    reputation.was_accepted("friend")
+    reputation.note_accepted("friend")
     reputation.punish("foe", 1.0, 0.0)
     for peer in ("friend", "foe", "late", "unknown"):
         reputation.may_announce("late", 0.0)
         reputation.may_announce("passer-by", 0.0)
-        reputation.refused(peer, "expired")
+        reputation.note_refused(peer, "expired")
     assert [(one.peer, one.refused) for one in reputation.figures(0.0)] == [
         (peer, {"expired": 1}) for peer in ("friend", "foe", "late")
     ]
@@ -212,8 +215,8 @@ def test_what_an_author_lets_our_judge_work_is_an_average_in_which_the_last_grou
     reputation = Reputation()
     averages = []
     for took_s in (1.0, 3.0, 3.0):
-        reputation.was_judged("a", took_s, 0.0)
-        averages.append(reputation.known("a").judge_s)
+        reputation.charge_judge("a", took_s, 0.0)
+        averages.append(reputation.standing_of("a").judge_s)
     assert averages == [1.0, 2.0, 2.5]
 
 
@@ -222,7 +225,7 @@ def test_an_environment_that_is_slow_for_everybody_bans_nobody():
     while now < 6 * 3600:
         now += 1.0
         if reputation.may_be_asked("a", now):
-            reputation.did_not_deliver("a", now)
+            reputation.note_failure("a", now)
             assert not reputation.punish("a", Reason.PLAY_TIMEOUT.points, now)
 
 
@@ -232,13 +235,13 @@ def test_names_that_somebody_asks_about_are_not_remembered_and_no_ban_is_forgott
     for number in range(10):
         assert not reputation.is_banned(f"name {number}", 0.0)
         assert reputation.score(f"name {number}", 0.0) == FULL_SCORE
-    assert len(reputation) == 1 and reputation.known("bad").banned
+    assert len(reputation) == 1 and reputation.standing_of("bad").banned
 
 
 def test_a_pause_ends_when_the_clock_is_set_back_before_it():
     reputation = Reputation()
-    reputation.did_not_deliver("a", 2 * HOUR)
+    reputation.note_failure("a", 2 * HOUR)
     assert not reputation.may_be_asked("a", 2 * HOUR)
     assert reputation.may_be_asked("a", 0.0)
-    reputation.did_not_deliver("a", 0.0)
+    reputation.note_failure("a", 0.0)
     assert not reputation.may_be_asked("a", 0.0), "and the next pause begins as ever"

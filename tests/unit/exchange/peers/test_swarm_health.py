@@ -33,8 +33,8 @@ def seen(health: SwarmHealth, clock: Clock) -> HealthStats:
 def test_nodes_are_counted_by_task_version_and_reach(clock: Clock) -> None:
     health = SwarmHealth("test", clock)
     for author, task in (("one", "addition"), ("one", "chess"), ("other", "addition"), ("third", "addition")):
-        health.heard(author, header(task))
-    health.told("other", "0.2")
+        health.note_header(author, header(task))
+    health.note_version("other", "0.2")
     found = seen(health, clock)
     assert (found.nodes, found.known, found.reached, found.out_of_reach) == (3, 1, 1, 1)
     assert found.reachable_share == 0.5
@@ -50,7 +50,7 @@ def test_what_is_not_known_is_unknown_and_not_zero(clock: Clock) -> None:
 
 def test_who_is_silent_is_not_counted_any_more(clock: Clock) -> None:
     health = SwarmHealth("test", clock)
-    health.heard("one", header())
+    health.note_header("one", header())
     assert seen(health, clock).nodes == 1
     clock.advance(HEARD_S)
     assert seen(health, clock).nodes == 0
@@ -61,26 +61,26 @@ def test_the_rate_is_right_soon_and_later(clock: Clock, seconds: int) -> None:
     health, one = SwarmHealth("test", clock), header()
     for _ in range(4 * seconds):
         clock.advance(0.25)
-        health.heard("one", one)
+        health.note_header("one", one)
     assert health.figures((), lambda peer: None).headers_per_s == pytest.approx(4, rel=0.02)
 
 
 def test_headers_of_another_swarm_are_not_counted(clock: Clock) -> None:
     health = SwarmHealth("test", clock)
-    health.heard("one", header(swarm="elsewhere"))
+    health.note_header("one", header(swarm="elsewhere"))
     assert seen(health, clock).nodes == 0
 
 
 def test_a_crowd_of_names_and_tasks_is_bounded(clock: Clock) -> None:
     health, one = SwarmHealth("test", clock), header()
     for number in range(MAX_NODES + 100):
-        health.heard(f"name {number}", one)
+        health.note_header(f"name {number}", one)
     for number in range(50):
-        health.heard("one", header(f"task {number}"))
-        health.told(f"name {number}", f"version {number}")
+        health.note_header("one", header(f"task {number}"))
+        health.note_version(f"name {number}", f"version {number}")
     found = seen(health, clock)
-    assert found.nodes == len(health._nodes) == MAX_NODES
-    assert len(health._nodes["one"].tasks) == MAX_TASKS_OF_NODE
+    assert found.nodes == MAX_NODES
+    assert found.different_tasks == 1 + MAX_TASKS_OF_NODE
     assert len(found.tasks) <= MOST_NAMES and len(found.versions) == MOST_NAMES
 
 

@@ -13,7 +13,7 @@ from swarmnode.chat import Turn, turns_of
 from swarmnode.errors import Rejected
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.exchange_settings import ExchangeSettings
-from swarmnode.exchange.gossip.announcing import ModelLabel, compose, give
+from swarmnode.exchange.gossip.announcing import ModelLabel, as_given, compose
 from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.limits import MAX_CHARS_PER_TOKEN, MAX_EPISODE_TURNS, PLAY_S
 from swarmnode.exchange.messages import (
@@ -161,7 +161,7 @@ def test_a_node_that_plays_no_episodes_refuses_them(
 
 def test_policies_of_this_process_get_it_as_it_is(game: Environment, key: NodeKey) -> None:
     group = group_of(game, key, ["5", "0"], ["0"])
-    given = give(group, composed_of(group, key)).group
+    given = as_given(group, composed_of(group, key)).group
     assert [one.given for one in given.completions] == [one.given for one in group.completions]
 
 

@@ -176,7 +176,7 @@ def test_a_thread_that_returns_after_the_loop_has_ended_is_harmless():
 
 
 async def test_what_the_work_took_is_told_however_it_ends_and_without_the_wait_for_others():
-    now, took = [0.0], []
+    now, charge = [0.0], []
 
     def lasts(seconds: float, error: BaseException | None = None) -> None:
         now[0] += seconds
@@ -184,8 +184,8 @@ async def test_what_the_work_took_is_told_however_it_ends_and_without_the_wait_f
             raise error
 
     judge = Judge(10.0, clock=lambda: now[0])
-    await asyncio.gather(*(judge.run(lambda: lasts(2.0), took.append) for _ in range(2)))
+    await asyncio.gather(*(judge.run(lambda: lasts(2.0), charge.append) for _ in range(2)))
     for error in (Rejected("too_long"), JudgementOverran("a turn"), StillLoading("not yet")):
         with pytest.raises(Rejected):
-            await judge.run(lambda error=error: lasts(3.0, error), took.append)
-    assert took == [2.0, 2.0, 3.0, 3.0]
+            await judge.run(lambda error=error: lasts(3.0, error), charge.append)
+    assert charge == [2.0, 2.0, 3.0, 3.0]

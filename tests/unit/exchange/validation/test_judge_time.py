@@ -21,7 +21,7 @@ def judged(time: JudgeTime, author: str, trust: Trust, takes_s: float, until_s: 
     now = spent_s = 0.0
     while now < until_s:
         if time.is_left(trust, now) and time.reputation.has_judge_time(author, now):
-            time.took(author, trust, takes_s, now)
+            time.charge(author, trust, takes_s, now)
             spent_s += takes_s
         now += 0.05
     return spent_s
@@ -38,7 +38,7 @@ def test_names_without_end_have_a_bounded_part_of_the_judge_and_nothing_of_that_
     for name in range(6000):
         now += 0.1
         if time.is_left("newcomer", now):
-            time.took(f"name {name}", "newcomer", 3.0, now)
+            time.charge(f"name {name}", "newcomer", 3.0, now)
             spent_s += 3.0
     assert spent_s <= now * JUDGE_S_PER_S + JUDGE_BURST_S + 3.0
     assert not time.is_left("newcomer", now) and not time.is_left("slow", now)
@@ -47,8 +47,8 @@ def test_names_without_end_have_a_bounded_part_of_the_judge_and_nothing_of_that_
 
 def test_idle_time_before_a_long_judgement_does_not_pay_for_it_twice():
     time = JudgeTime(Reputation())
-    time.took("a", "proven", 0.1, 0.0)
-    time.took("a", "proven", AUTHOR_JUDGE_BURST_S + 1.0, 1000.0)
+    time.charge("a", "proven", 0.1, 0.0)
+    time.charge("a", "proven", AUTHOR_JUDGE_BURST_S + 1.0, 1000.0)
     assert not time.reputation.has_judge_time("a", 1000.0)
     assert time.reputation.has_judge_time("a", 1000.1 + 1.0 / AUTHOR_JUDGE_S_PER_S)
     time.took("b", "proven", JUDGE_BURST_S + 0.5, 2000.0)

@@ -50,7 +50,7 @@ def receipts(key: NodeKey, clock: Clock, gave: int = 0, **settings: Any) -> Rece
     ledger, found = Ledger(Reputation(), clock), ExchangeSettings(swarm="test", **settings)
     made = Receipts(ExchangeContext(host, key, {}, found, ledger, clock, random.Random(0), Neighbourhood()))
     for _ in range(gave):
-        made.gave("addition", 4)
+        made.note_given("addition", 4)
     return made
 
 
@@ -64,7 +64,7 @@ def example(task: str = "addition") -> ExampleKey:
 
 def says(reader: Receipts, clock: Clock, groups: int = 1, answers: int = 2) -> bytes:
     """What a reader says a second after it learnt of so many more groups."""
-    reader.learnt([(AUTHOR.peer_id, example(), answers) for _ in range(groups)])
+    reader.note_learnt([(AUTHOR.peer_id, example(), answers) for _ in range(groups)])
     clock.advance(1)
     sealed = reader.to_say()
     assert sealed is not None
@@ -104,13 +104,13 @@ def test_a_group_that_is_learnt_from_again_after_its_author_had_left_the_book_is
 ) -> None:
     author, reader = receipts(AUTHOR, clock, 1), receipts(READER, clock)
     group = (AUTHOR.peer_id, example(), 2)
-    reader.learnt([group])
-    reader.learnt([group])
+    reader.note_learnt([group])
+    reader.note_learnt([group])
     sealed = reader.to_say()
     assert sealed is not None
     hear(author, sealed)
     assert heard(author) == (1, 2, 1, 0)
-    reader.learnt([group])
+    reader.note_learnt([group])
     assert reader.to_say() is None
 
 
@@ -132,14 +132,14 @@ def test_the_thanks_of_a_sender_go_on_after_its_restart(clock: Clock) -> None:
 def test_own_groups_and_those_of_the_other_policies_of_this_process_are_not_thanked_for(clock: Clock) -> None:
     reader = receipts(READER, clock)
     reader._context.neighbourhood.enter(OTHER.peer_id, lambda *given: None)
-    reader.learnt([(READER.peer_id, example(), 4), (OTHER.peer_id, example(), 4)])
+    reader.note_learnt([(READER.peer_id, example(), 4), (OTHER.peer_id, example(), 4)])
     assert reader.to_say() is None
 
 
 def test_the_longest_names_fit_and_what_is_left_over_is_said_next(clock: Clock) -> None:
     reader = receipts(READER, clock)
     names = [f"{n:0{MAX_NAME_CHARS}}" for n in range(MAX_THANKS + 1)]
-    reader.learnt([(AUTHOR.peer_id, example(name), 2**37) for name in names])
+    reader.note_learnt([(AUTHOR.peer_id, example(name), 2**37) for name in names])
     first, second = reader.to_say(), reader.to_say()
     assert first is not None and len(first) <= MAX_RECEIPT_BYTES
     assert second is not None and reader.to_say() is None
@@ -229,8 +229,8 @@ def test_a_flood_of_one_sender_and_of_many_names_is_bounded_and_displaces_nobody
         hear(author, forged(clock, since_ms=0, thanks=(Thanks(AUTHOR.peer_id, "addition", 1, 1),)))
     assert author.dropped == 2 * RECEIPTS_BURST
     for _ in range(PROVEN_AFTER):
-        author._context.ledger.reputation.was_accepted(READER.peer_id)
-        author._context.ledger.reputation.was_accepted(OTHER.peer_id)
+        author._context.ledger.reputation.note_accepted(READER.peer_id)
+        author._context.ledger.reputation.note_accepted(OTHER.peer_id)
     for number in range(MAX_NODES + 200):
         clock.advance(1)
         name = NodeKey(number.to_bytes(32, "big"))

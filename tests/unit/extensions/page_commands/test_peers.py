@@ -31,7 +31,7 @@ def with_peers() -> NodeStatus:
         ledger.drop(Reason.FALSE_CLAIM, LIAR)
     ledger.drop(Reason.DUPLICATE, GIVER)
     ledger.drop(Reason.OTHER_VERSION, LIAR)
-    ledger.reputation.did_not_deliver(GIVER, 0.0)
+    ledger.reputation.note_failure(GIVER, 0.0)
     exchange = msgspec.structs.replace(
         STATUS.exchange, trained={GIVER: 2}, peers=ledger.reputation.figures(0.0)
     )
@@ -70,7 +70,7 @@ def test_strangers_without_end_take_no_room() -> None:
     reputation = Reputation(max_peers=1000)
     for number in range(500):
         reputation.punish(f"stranger {number}", 1.0, 0.0)
-        reputation.announced(f"quiet {number}", 0.0)
-    reputation.was_accepted("friend")
+        reputation.count_header(f"quiet {number}", 0.0)
+    reputation.note_accepted("friend")
     figures = reputation.figures(0.0)
     assert len(figures) == MOST_SHOWN and figures[0].peer == "friend"

@@ -77,9 +77,10 @@ def test_peers_of_one_network_are_asked_once_and_those_at_home_not_at_all():
 
 
 def test_a_node_that_peers_reached_is_reachable_and_says_how_many_looked():
-    assert conclude(ReachEstimate(True, 0, 3, SEEN), PUBLIC).told() == "reachable"
+    assert conclude(ReachEstimate(True, 0, 3, SEEN), PUBLIC).as_line() == "reachable"
     assert (
-        conclude(ReachEstimate(True, 0, 1, SEEN), PUBLIC).told() == "reachable (as far as one peer can tell)"
+        conclude(ReachEstimate(True, 0, 1, SEEN), PUBLIC).as_line()
+        == "reachable (as far as one peer can tell)"
     )
     assert conclude(ReachEstimate(True, 0, 3, SEEN), PUBLIC).addresses == PUBLIC.addresses
 
@@ -99,8 +100,8 @@ def test_behind_a_router_the_invitation_is_the_seed_that_hands_on():
 def test_who_is_reached_by_nobody_is_told_what_to_do():
     reach = conclude(ReachEstimate(False, 0, 3, SEEN), AT_HOME)
     assert reach.verdict == "nobody" and reach.addresses == ()
-    assert reach.told().startswith("nobody can reach you: (1) forward TCP port 4001")
-    assert "(2) join a seed" in reach.told()
+    assert reach.as_line().startswith("nobody can reach you: (1) forward TCP port 4001")
+    assert "(2) join a seed" in reach.as_line()
 
 
 def test_alone_behind_a_router_nobody_reaches_us_and_alone_in_public_nobody_knows():

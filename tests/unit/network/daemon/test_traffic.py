@@ -75,7 +75,7 @@ def test_a_relay_is_not_blamed_for_what_it_passes_on_also_after_the_peer_left_it
     for connections in ([seed, home], [seed, home], [seed, home], [seed, HONEST]):
         kernel.now_s += 1
         kernel.sent(seed, 9 * MIB)
-        traffic.handed("home", 9 * MIB)
+        traffic.note_handed("home", 9 * MIB)
         kept = traffic.kept_bytes(OURS, connections)
     assert not traffic.flooders(kept)
     kernel.sent(seed, 3 * MIB)
@@ -97,7 +97,7 @@ def test_what_reached_us_on_streams_is_no_part_of_the_blame():
     traffic.kept_bytes(OURS, [MALLORY, HONEST])
     kernel.now_s += 1
     kernel.sent(HONEST, 500 * MIB)
-    traffic.handed("honest", 500 * MIB)
+    traffic.note_handed("honest", 500 * MIB)
     kernel.sent(MALLORY, MIB)
     assert traffic.kept_bytes(OURS, [MALLORY, HONEST]) == {"mallory": MIB}
 
@@ -124,7 +124,7 @@ def test_a_member_of_our_pipeline_may_have_more_on_its_way_to_us():
     kernel = Kernel()
     traffic = kernel.traffic()
     traffic.kept_bytes(OURS, [MALLORY, HONEST])
-    traffic.expects("honest", STREAMED_BYTES)
+    traffic.allow("honest", STREAMED_BYTES)
     kernel.sent(MALLORY, FLOOD_BYTES + 1)
     kernel.sent(HONEST, STREAMED_BYTES + FLOOD_BYTES)
     assert traffic.flooders(traffic.kept_bytes(OURS, [MALLORY, HONEST])) == ("mallory",)
@@ -135,7 +135,7 @@ def test_a_member_of_our_pipeline_may_have_more_on_its_way_to_us():
 def test_who_was_a_member_and_left_has_no_such_right_when_it_comes_back():
     kernel = Kernel()
     traffic = kernel.traffic()
-    traffic.expects("honest", STREAMED_BYTES)
+    traffic.allow("honest", STREAMED_BYTES)
     traffic.kept_bytes(OURS, [MALLORY, HONEST])
     traffic.kept_bytes(OURS, [MALLORY])
     kernel.sent(HONEST, FLOOD_BYTES + 1)
@@ -145,7 +145,7 @@ def test_who_was_a_member_and_left_has_no_such_right_when_it_comes_back():
 def test_a_member_that_came_while_the_daemon_was_asked_who_is_connected_keeps_its_right():
     kernel = Kernel()
     traffic = kernel.traffic()
-    traffic.expects("honest", STREAMED_BYTES)
+    traffic.allow("honest", STREAMED_BYTES)
     traffic.kept_bytes(OURS, [MALLORY])
     kernel.sent(HONEST, FLOOD_BYTES + 1)
     assert traffic.flooders(traffic.kept_bytes(OURS, [HONEST])) == ()
@@ -156,7 +156,7 @@ def test_who_passes_on_what_a_large_swarm_says_does_not_flood():
     traffic = kernel.traffic()
     for _ in range(10):
         for _ in range(3000):
-            traffic.heard(300)
+            traffic.note_gossip(300)
         for neighbour in (MALLORY, HONEST):
             kernel.sent(neighbour, 3000 * (300 + GOSSIP_ENVELOPE_BYTES))
         assert traffic.flooders(traffic.kept_bytes(OURS, [MALLORY, HONEST])) == ()
@@ -238,10 +238,10 @@ def test_who_does_it_again_waits_longer():
 
 def test_a_life_is_judged_by_what_it_grew_over_its_least():
     memory = DaemonMemory()
-    assert memory.look(80 * MIB) == memory.look(50 * MIB) == "calm"
-    assert memory.look(50 * MIB + RELIEF_AT_BYTES + 1) == "swollen"
-    assert memory.look(50 * MIB + RELIEF_AT_BYTES + 2) == "calm"
-    assert memory.look(50 * MIB + MAX_GROWTH_BYTES + 1) == "over"
+    assert memory.judge(80 * MIB) == memory.judge(50 * MIB) == "calm"
+    assert memory.judge(50 * MIB + RELIEF_AT_BYTES + 1) == "swollen"
+    assert memory.judge(50 * MIB + RELIEF_AT_BYTES + 2) == "calm"
+    assert memory.judge(50 * MIB + MAX_GROWTH_BYTES + 1) == "over"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")

@@ -12,7 +12,7 @@ from swarmnode.tasks.deadlines.daemon_threads import in_daemon_thread
 from swarmnode.training.rules.book import BookCandidate, Entry
 from swarmnode.training.rules.book_rule import BookRule
 from swarmnode.training.rules.lessons import SharingRule
-from swarmnode.training.rules.mending.cuts import Reading, ReadingRequest, looked_at
+from swarmnode.training.rules.mending.cuts import Reading, ReadingRequest, places_to_look_at
 from swarmnode.training.rules.mending.mender import Mender
 from swarmnode.types import Completion, Example, ExampleKey, FinishReason, RolloutGroup, one_span
 
@@ -47,7 +47,7 @@ def read(rows: Sequence[ReadingRequest]) -> list[Reading]:
     for row in rows:
         text = "".join(map(chr, row.token_ids))
         logprobs = [logprob(text[:place], letter) for place, letter in enumerate(text)]
-        looks = [] if row.looks is None else looked_at(logprobs, row.looks)
+        looks = [] if row.looks is None else places_to_look_at(logprobs, row.looks)
         after = {place: [logprob(text[:place], later) for later in text[place + 1 :]] for place in looks}
         found.append(Reading(logprobs, after))
     return found

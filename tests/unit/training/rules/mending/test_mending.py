@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from swarmnode.training.rules.mending.cuts import Reading, ReadingRequest, looked_at
+from swarmnode.training.rules.mending.cuts import Reading, ReadingRequest, places_to_look_at
 from swarmnode.training.rules.mending.mending import (
     LONGEST_TOKENS,
     ForeignAnswer,
@@ -51,7 +51,7 @@ class Policy:
     def _reading(self, row: ReadingRequest) -> Reading:
         text = "".join(map(chr, row.token_ids))
         logprobs = [self._logprob(text[:place], letter) for place, letter in enumerate(text)]
-        looks = [] if row.looks is None else looked_at(logprobs, row.looks)
+        looks = [] if row.looks is None else places_to_look_at(logprobs, row.looks)
         after = {p: [self._logprob(text[:p], later) for later in text[p + 1 :]] for p in looks}
         return Reading(logprobs, after)
 
@@ -98,7 +98,7 @@ def test_what_is_likely_costs_one_forward_pass_and_stays_as_it_is() -> None:
 )
 def test_injected_text_is_cut_and_the_step_stays(text: str) -> None:
     (one,) = mended(Policy(STEP), answer(text))
-    assert (one.outcome, one.why, one.text) == ("mended", "cut", STEP)
+    assert outcome(one) == ("mended", STEP)
     assert one.token_ids == tuple(map(ord, STEP))
 
 
@@ -121,7 +121,7 @@ def test_what_the_rest_leans_on_comes_back_however_surprising_it_is() -> None:
     """The policy would never begin with this step, but once it stands there the answer follows."""
     policy = Policy("some say 6*7>42", half_expected=(">42",))
     (one,) = mended(policy, answer("6*7>42"))
-    assert (one.outcome, one.why, one.text) == ("untouched", "needed", "6*7>42")
+    assert outcome(one) == ("untouched", "6*7>42")
 
 
 def test_a_lost_judge_and_one_that_changes_its_mind_let_nothing_doubtful_through() -> None:
@@ -131,15 +131,18 @@ def test_a_lost_judge_and_one_that_changes_its_mind_let_nothing_doubtful_through
         return [None] * len(texts)
 
     (one,) = mend([poisoned], read=Policy(STEP).read, judge=lost, tokens=Letters())
-    assert (one.outcome, one.why) == ("refused", "not judged")
+    assert one.outcome == "refused"
 
 
-def test_too_long_and_doubtful_is_refused_and_too_long_and_likely_is_not() -> None:
+def test_too_long_and_doubtful_is_refused_and_too_long_and_likely_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("swarmnode.training.rules.mending.mending.READ_AT_LEAST", 10**6)
     long = "ab" * LONGEST_TOKENS
     policy = Policy("ab" * 9, memory=1)
     likely, doubtful = mended(policy, answer(long), answer(f"{AD}{long}"))
     assert likely.outcome == "untouched"
-    assert (doubtful.outcome, doubtful.why) == ("refused", "too long")
+    assert doubtful.outcome == "refused"
 
 
 def test_a_round_reads_so_much_and_each_author_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +153,7 @@ def test_a_round_reads_so_much_and_each_author_has_its_turn(monkeypatch: pytest.
     policy = Policy(STEP)
     results = mended(policy, *flood, single)
     assert results[-1].outcome == "mended"
-    assert {(one.outcome, one.why) for one in results} == {("refused", "over budget"), ("mended", "cut")}
+    assert {one.outcome for one in results} == {"refused", "mended"}
     came_in = sum(len(one.prompt_ids) + len(one.token_ids) + 1 for one in (*flood, single))
     assert came_in < policy.tokens_read <= came_in + 2000
 

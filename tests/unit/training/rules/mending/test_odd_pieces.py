@@ -17,7 +17,7 @@ def swarm(**texts: str) -> OddPieces:
 
 
 def odd_part(pieces: OddPieces, author: str, text: str) -> str:
-    return "".join(text[place] for place in sorted(pieces.odd("rev", author, ids(text))))
+    return "".join(text[place] for place in sorted(pieces.odd_places("rev", author, ids(text))))
 
 
 def test_what_one_author_puts_into_every_answer_is_odd_and_the_answer_is_not() -> None:
@@ -41,7 +41,7 @@ def test_nothing_is_odd_before_enough_is_known() -> None:
     pieces = swarm(a="", b="", c="")
     pieces.add("rev", "spammer", ids("BUY!000"))
     assert odd_part(pieces, "spammer", "BUY!000") == ""
-    assert swarm(a="", b="", c="", spammer="BUY!").odd("gcd", "spammer", ids("BUY!")) == frozenset()
+    assert swarm(a="", b="", c="", spammer="BUY!").odd_places("gcd", "spammer", ids("BUY!")) == frozenset()
 
 
 def test_habits_are_those_of_the_newest_answers_and_of_the_authors_heard_last() -> None:
