@@ -26,7 +26,7 @@ def test_a_peer_may_announce_a_burst_and_then_at_its_rate():
     reputation = Reputation()
     allowed = 0
     while reputation.may_announce("a", 0.0):
-        reputation.announced("a", 0.0)
+        reputation.count_header("a", 0.0)
         allowed += 1
     assert allowed == HEADERS_BURST
     assert reputation.may_announce("a", 1.0)
@@ -67,7 +67,7 @@ def test_a_judge_of_ours_that_is_slow_for_everybody_bans_nobody():
     while now < 24 * 3600:
         if reputation.has_judge_time("a", now):
             now += deadline_s
-            judge_time.took("a", "proven", deadline_s, now)
+            judge_time.charge("a", "proven", deadline_s, now)
             assert not reputation.punish("a", Reason.SCORE_TIMEOUT.points, now)
         now += 1.0
 
@@ -147,7 +147,7 @@ def test_we_ask_of_a_peer_a_little_less_than_it_may_ask_of_us():
     now, asked, refused = 0.0, 0, 0
     for _ in range(20_000):
         now += 0.001
-        if ours.ask("peer", now):
+        if ours.take_ask("peer", now):
             asked += 1
             refused += not theirs.take_request("us", now)
     assert asked > 20 * PACE * REQUESTS_PER_S

@@ -51,7 +51,7 @@ def test_idle_time_before_a_long_judgement_does_not_pay_for_it_twice():
     time.charge("a", "proven", AUTHOR_JUDGE_BURST_S + 1.0, 1000.0)
     assert not time.reputation.has_judge_time("a", 1000.0)
     assert time.reputation.has_judge_time("a", 1000.1 + 1.0 / AUTHOR_JUDGE_S_PER_S)
-    time.took("b", "proven", JUDGE_BURST_S + 0.5, 2000.0)
+    time.charge("b", "proven", JUDGE_BURST_S + 0.5, 2000.0)
     assert not time.is_left("proven", 2000.0)
     assert time.is_left("proven", 2000.1 + 0.5 / JUDGE_S_PER_S)
     assert time.reputation.score("a", 1000.0) == FULL_SCORE
