@@ -16,11 +16,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from swarmnode import errors
-    from swarmnode.api import Node, TrainedPolicy, evaluate, load_adapter, load_policy, run
+    from swarmnode.api import (
+        Config,
+        Example,
+        GivenTask,
+        Monitor,
+        Node,
+        NodeStatus,
+        OfflineEvaluation,
+        RewardSpec,
+        RunInfo,
+        Summary,
+        Task,
+        TrainedPolicy,
+        evaluate,
+        load_adapter,
+        load_policy,
+        run,
+    )
 
 __version__ = "0.1.0"
 
-__all__ = ["Node", "TrainedPolicy", "errors", "evaluate", "load_adapter", "load_policy", "run"]
+__all__ = [
+    "Config", "Example", "GivenTask", "Monitor", "Node", "NodeStatus", "OfflineEvaluation", "RewardSpec",
+    "RunInfo", "Summary", "Task", "TrainedPolicy", "errors", "evaluate", "load_adapter", "load_policy", "run",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never, ParamSpec, cast, overload
+from typing import TYPE_CHECKING, Any, Never, ParamSpec, Self, cast, overload
 
 from swarmnode.errors import (
     CheckpointError,
@@ -40,6 +40,7 @@ from swarmnode.node.commands.offline import (
 )
 from swarmnode.node.showing.board import Occasion
 from swarmnode.node.showing.monitors import Monitor, checked_monitor
+from swarmnode.node.showing.monitors import RunInfo as RunInfo
 from swarmnode.node.showing.node_status import NodeStatus, Summary
 from swarmnode.node.showing.screen import LOG_FILE, Screen
 from swarmnode.rollout.engine import Request, SamplingParams
@@ -192,16 +193,17 @@ class Node:
 
     @property
     def policy(self) -> "TrainedPolicy":
-        """The policy of the run's newest checkpoint, to generate from; a running node has its own copy.
-        Raises CheckpointError if there is no checkpoint yet."""
+        """The policy of the run's newest checkpoint, to generate from; a running node has its own copy. It
+        stays in memory until it is closed, or a newer one is asked for. Raises CheckpointError if there is no
+        checkpoint yet."""
         if self.status is None and not self.config.node.run:
             raise CheckpointError(
                 "the node has not started, so its run is not known yet",
                 hint="call run() first, name the run (run=...), or use swarmnode.load_policy(home=...)",
             )
         saved = None if self.status is None else self.status.checkpoint.round
-        if self._policy is None or self._policy[0] != saved:
-            self._policy = None  # The former one's memory is free before the next one is loaded.
+        if self._policy is None or self._policy[0] != saved or self._policy[1].closed:
+            self._policy = None  # The former one is closed before the next one is loaded, if nobody uses it.
             self._policy = saved, _load(self._settings_of_run(), best=False, base=False)
         return self._policy[1]
 
@@ -274,14 +276,44 @@ class Node:
 
 
 class TrainedPolicy:
-    """A policy of a checkpoint, with an engine to generate from it."""
+    """A policy of a checkpoint, with an engine to generate from it.
 
-    def __init__(self, local: "LocalPolicy", config: Config, round: int | None) -> None:
-        self.local = local
-        """Base, adapter, engine and tokenizer. Internal: not part of the stable API."""
+    >>> with load_policy(home=node.home) as policy:                 # doctest: +SKIP
+    ...     policy.generate("last abcd=")
+    'd'
+    """
+
+    def __init__(self, opened: ExitStack, local: "LocalPolicy", config: Config, round: int | None) -> None:
+        """`opened`: closes the engine."""
+        self._opened = opened
+        self._local: LocalPolicy | None = local
         self._config = config
         self.round = round
         """The round of the checkpoint; None: the base model as it is."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the engine and releases the model's memory. A closed policy generates nothing more; closing it
+        again has no effect."""
+        self._local = None
+        self._opened.close()
+
+    @property
+    def closed(self) -> bool:
+        """True after `close`."""
+        return self._local is None
+
+    @property
+    def local(self) -> "LocalPolicy":
+        """Base, adapter, engine and tokenizer. Internal: not part of the stable API."""
+        if self._local is None:
+            raise ModelError("this policy is closed", hint="load it again: swarmnode.load_policy(...)")
+        return self._local
 
     @overload
     def generate(  # pyright: ignore[reportOverlappingOverload]  to a type checker a text is a sequence, too
@@ -314,7 +346,8 @@ class TrainedPolicy:
 
         `temperature` and `max_tokens` default to those used in training; temperature 0 always takes the
         likeliest token. The same `seed` gives the same samples; None: different ones each time. Raises
-        TaskError for invalid messages and ModelError for what the engine refuses, such as too long a prompt.
+        TaskError for invalid messages, and ModelError for what the engine refuses, such as too long a prompt,
+        and if the policy is closed.
         """
         if isinstance(prompt, Mapping | bytes) or not isinstance(cast(object, prompt), Iterable):
             raise TaskError(
@@ -384,11 +417,10 @@ def evaluate(
     keywords = {"node.run": run, **_names(task)}
     chosen = _settings_of_trained(home, preset, model, keywords, settings, tokenizer)
     measured = None if tools is not None or environment is not None else measured_rows(task)
-    made = _task_around(
-        () if measured else task, rewards_of(reward), tools, environment, measured, chosen.config
-    )
+    rewards = rewards_of(reward)
+    made = _task_around(() if measured else task, rewards, tools, environment, measured, chosen.config)
     with ExitStack() as stack:
-        tasks = tasks_of(stack, made or task, () if made else rewards_of(reward), chosen.config)
+        tasks = tasks_of(stack, made or task, () if made else rewards, chosen.config)
         return evaluate_offline(
             chosen,
             base=base,
@@ -412,7 +444,8 @@ def load_policy(
     base: bool = False,
     best: bool = False,
 ) -> TrainedPolicy:
-    """Returns the policy of the newest checkpoint (or the best, or the `base` model), to generate from.
+    """Returns the policy of the newest checkpoint (or the best, or the `base` model), to generate from. Its
+    engine and the model stay in memory until it is closed: use it in a `with` statement, or call `close`.
     `run`: its name (None: the run written to last). Raises CheckpointError if there is no checkpoint."""
     chosen = _settings_of_trained(home, preset, model, {"node.run": run}, settings)
     return _load(chosen, base=base, best=best)
@@ -429,8 +462,8 @@ def load_adapter(
 ) -> "tuple[PeftModel, PreTrainedTokenizerBase]":
     """Returns the base with the trained adapter as a PEFT model, and the tokenizer, for transformers.
     `run` as in `load_policy`. Raises CheckpointError if there is no checkpoint."""
-    local = load_policy(model=model, home=home, run=run, preset=preset, settings=settings, best=best).local
-    return local.policy.peft_model, local.base.tokenizer
+    with load_policy(model=model, home=home, run=run, preset=preset, settings=settings, best=best) as loaded:
+        return loaded.local.policy.peft_model, loaded.local.base.tokenizer
 
 
 def _settings_of_trained(
@@ -501,8 +534,13 @@ class _Watch:
 
     def see(self, event: Occasion, status: NodeStatus) -> None:
         self._seen(status)
-        if event == "round" and self._on_round is not None:
+        if event != "round" or self._on_round is None:
+            return
+        try:
             self._on_round(status)
+        except (OSError, StopIteration) as error:
+            # No coroutine raises a StopIteration, and a watcher's OSError means that its output is closed.
+            raise RuntimeError(f"on_round raised {error!r}") from error
 
     def close(self) -> None:
         pass
@@ -577,11 +615,12 @@ def tasks_of(
 
 def _load(settings: Settings, *, base: bool, best: bool) -> TrainedPolicy:
     settings = as_trained(settings)
-    local, checkpoint = load_checkpoint(
-        settings, base=base, best=best, progress=lambda done, total, what: None, purpose="load"
-    )
-    config = with_room(settings.config, local)
-    return TrainedPolicy(local, config, checkpoint and checkpoint.state.counters.round)
+    with ExitStack() as stack:
+        loading = load_checkpoint(settings, base=base, best=best, screen=Screen(shows=False), purpose="load")
+        local, checkpoint = stack.enter_context(loading)
+        config = with_room(settings.config, local)
+        round = checkpoint and checkpoint.state.counters.round
+        return TrainedPolicy(stack.pop_all(), local, config, round)
 
 
 def _check_alone(config: Config) -> None:

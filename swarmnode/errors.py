@@ -9,19 +9,21 @@ SwarmnodeError                     what happened; `hint`: what to do next
 │   ├── PortInUse                  the port we were told to listen on is taken
 │   ├── HostDown                   the network process is not running (it is being restarted)
 │   ├── PeerUnreachable            no connection to the peer, or it hung up
+│   │   └── PeerBarred             we do not contact the peer for a while
 │   ├── RequestTimeout             the peer did not answer before the deadline
 │   └── MessageTooLarge            a frame exceeds its bound
 ├── TaskError                      a task cannot be found, loaded, drawn or scored
 │   └── SandboxError               a stranger's program cannot be run, for example without isolation
 ├── JudgementLost                  the process of a task's code died or was ended, with no result
+│   ├── StillLoading               its process was not ready yet
 │   ├── JudgementOverran           it did not answer before its deadline
-│   └── StillLoading               its process was not ready yet
+│   └── JudgementAbandoned         its group was given up before it began
 ├── ModelError                     a model cannot be found or loaded, or does not fit
 ├── EngineError                    a rollout engine is unavailable, refused something or stopped working
 │   └── RequestRefused             the engine will never accept this request
-├── PipelineError                  a step that needs all members of a pipeline failed
-├── StoppedEarly                   a signal ended the process before its node was up
 ├── CheckpointError                a checkpoint is damaged or belongs to something else
+├── StoppedEarly                   a signal ended the process before its node was up
+├── PipelineError                  a step that needs all members of a pipeline failed
 └── Rejected                       what a peer sent was not accepted; `reason` is a short code for counters
 
 The CLI prints `message` and `hint` on one line each and exits with `exit_code`. Nothing else is caught there.
@@ -164,5 +166,7 @@ class Rejected(SwarmnodeError):
     """Input from a peer that was not accepted. Counted by `reason`, never fatal."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
+        """`reason`: a member of `Reason` (exchange/drop_reasons.py) or another StrEnum, or its text, which
+        equals it."""
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason, self.detail = reason, detail

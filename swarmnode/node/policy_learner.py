@@ -27,7 +27,7 @@ from swarmnode.training.checkpoints.learning_settings import changes, learning_s
 from swarmnode.training.checkpoints.run_folders import TrainingRun
 from swarmnode.training.forward import Forward
 from swarmnode.training.records import Counters, TrainReport
-from swarmnode.training.round import RoundOfPolicy, credit_of
+from swarmnode.training.round import RoundOfPolicy
 from swarmnode.training.rules.book import BookCandidate
 from swarmnode.training.rules.gradients import Gradients
 from swarmnode.training.rules.lessons import Rule
@@ -61,9 +61,11 @@ class PolicyLearner(RolloutLearner):
         forward: Forward | None = None,
         train_jointly: TrainJointly | None = None,
         tasks_of_others: Mapping[str, Task] | None = None,
+        demonstrations: Demonstrations | None = None,
     ) -> None:
         """`forward`: that of the base (None: its own). `train_jointly`: set if this policy is one of several
-        on its base. `tasks_of_others`: they judge strangers' answers (None: the same as ours)."""
+        on its base. `tasks_of_others`: they judge strangers' answers (None: the same as ours).
+        `demonstrations`: answers that people wrote for this node."""
         super().__init__(
             config, engine, renderer, tasks, author=author, seed=seed, versions_ahead=int(overlap.on)
         )
@@ -94,9 +96,9 @@ class PolicyLearner(RolloutLearner):
             rule=self._rule,
             rounds=config.node.rounds,
         )
-        self.demonstrated = Demonstrations()
-        """Answers that people wrote for this node."""
-        self._demonstrating: Demonstrating | None = None
+        self._demonstrating = Demonstrating(
+            demonstrations or Demonstrations(), self._own_tasks, renderer, config.rollout.max_tokens
+        )
         self._told_of_no_book = False
 
     @property
@@ -155,10 +157,6 @@ class PolicyLearner(RolloutLearner):
     def origins(self) -> Mapping[Origin, int]:
         return self._rule.origins()
 
-    def credit(self, group: RolloutGroup) -> Sequence[float | None] | None:
-        """Returns a group's advantages by training.loss, before a rule changes them. None: no gradient."""
-        return credit_of(group, self._config.training)
-
     def save(self, counters: Counters) -> Future[str]:
         snapshot = take_snapshot(
             self._policy,
@@ -175,9 +173,6 @@ class PolicyLearner(RolloutLearner):
 
     def _demonstrate(self, own: Sequence[RolloutGroup]) -> None:
         """Give the rule the demonstrations of these examples."""
-        if self._demonstrating is None:
-            limit = self._config.rollout.max_tokens
-            self._demonstrating = Demonstrating(self.demonstrated, self._own_tasks, self._renderer, limit)
         shown = self._demonstrating.after(own, self.policy_version)
         if shown and not self._rule.demonstrate(shown) and not self._told_of_no_book:
             self._told_of_no_book = True

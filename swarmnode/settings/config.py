@@ -550,6 +550,8 @@ class NodeConfig(Section):
 
 
 class Config(Section):
+    """All settings of a node, by section (docs/settings.md)."""
+
     swarm: SwarmConfig = SwarmConfig()
     network: NetworkConfig = NetworkConfig()
     policy: PolicyConfig = PolicyConfig()

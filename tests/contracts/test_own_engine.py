@@ -7,18 +7,20 @@ from typing import Any
 import pytest
 
 import swarmnode as sn
-from swarmnode.engine_record import EngineRecord, record_of
-from swarmnode.errors import ConfigError, EngineError
+from swarmnode.engine_record import EngineOptions, EngineRecord, record_of
+from swarmnode.errors import ConfigError, EngineError, ModelError
 from swarmnode.machine.storage import resolve_paths
 from swarmnode.node.building.loaded_memory import choose_budget
 from swarmnode.node.building.local_policy import load_policy
 from swarmnode.node.building.machine_memory import plan_for
+from swarmnode.node.learner import Learner
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.node.showing.node_status import NodeStatus
 from swarmnode.settings.config_layers import load_config
+from swarmnode.testing.fake_engine import FakeEngine
 from swarmnode.training.records import TrainReport
 from swarmnode.types import RolloutGroup
-from tests.toy_engine import ENGINE, OWN_ENGINE
+from tests.toy_engine import ENGINE, OWN_ENGINE, repeats_the_prompt
 
 SMALL = {
     "rollout.engine": OWN_ENGINE,
@@ -57,6 +59,39 @@ def test_a_node_answers_with_an_engine_of_ones_own_and_learns(quick_model: Path,
 NOTHING = EngineRecord("nothing", make=lambda options: None)
 
 
+MADE: list[FakeEngine] = []
+"""The engines that `remembered` has made."""
+
+
+def remembered(options: EngineOptions) -> FakeEngine:
+    MADE.append(repeats_the_prompt(options))
+    return MADE[-1]
+
+
+REMEMBERED = EngineRecord("remembered", make=remembered)
+
+
+def test_a_script_closes_every_engine_that_it_opens(quick_model: Path, tmp_path: Path) -> None:
+    MADE.clear()
+    said = {**SMALL, "rollout.engine": f"{__name__}:REMEMBERED"}
+    options: dict[str, Any] = {"model": quick_model, "home": tmp_path, "settings": said}
+    node = sn.Node(words, repeated, rounds=1, **options)
+    node.run()
+    sn.evaluate(words, repeated, **options)
+    sn.load_adapter(**options)
+    with node.policy as policy:
+        assert policy.generate("say 3 ").strip() and node.policy is policy
+    assert policy.closed and node.policy is not policy
+    with pytest.raises(ModelError, match="policy is closed"):
+        policy.generate("say 3 ")
+    node.policy.close()
+    loaded = sn.load_policy(**options)
+    assert [engine.closed for engine in MADE] == [True] * 5 + [False]
+    loaded.close()
+    loaded.close()
+    assert MADE[-1].closed
+
+
 class Counts(PolicyLearner):
     """Counts the groups that learners of its kind have trained on."""
 
@@ -71,6 +106,28 @@ def test_a_node_learns_by_a_learner_of_ones_own(quick_model: Path, tmp_path: Pat
     said = {**SMALL, "node.learner": f"{__name__}:Counts"}
     assert sn.run(words, repeated, rounds=2, model=quick_model, home=tmp_path, settings=said).rounds == 2
     assert Counts.seen == 4
+
+
+class Plain:
+    """A learner that has what `Learner` asks for, and nothing more."""
+
+    def __init__(self, *parts: Any, **more: Any) -> None:
+        self._ours = PolicyLearner(*parts, **more)
+        for name in vars(Learner):
+            if not name.startswith("_") and name != "policy_version":
+                setattr(self, name, getattr(self._ours, name))
+
+    @property
+    def policy_version(self) -> int:
+        return self._ours.policy_version
+
+
+def test_a_learner_needs_only_what_is_checked(quick_model: Path, tmp_path: Path) -> None:
+    said = {**SMALL, "node.learner": f"{__name__}:Plain"}
+    done = sn.run(words, repeated, rounds=2, model=quick_model, home=tmp_path, settings=said)
+    assert done.rounds == 2 and done.reward_last is not None
+    (rollouts,) = (tmp_path / "data" / "checkpoints").glob("*/rollouts.jsonl")
+    assert '"advantage": -' in rollouts.read_text()
 
 
 def test_its_memory_is_planned_for_as_that_of_a_copy_of_the_model(quick_model: Path, tmp_path: Path) -> None:

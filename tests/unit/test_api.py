@@ -3,19 +3,22 @@
 import asyncio
 import json
 import logging
+import re
 import shutil
 import subprocess
 import sys
 import threading
 import traceback
 from collections.abc import Iterator
-from inspect import signature
+from importlib import import_module
+from inspect import Signature, isfunction, signature
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 import swarmnode as sn
+from swarmnode import api
 from swarmnode.errors import CheckpointError, ConfigError, ModelError, TaskError
 from swarmnode.node.showing.node_status import NodeStatus
 from tests.monitored import Remembers
@@ -483,6 +486,53 @@ def test_the_names_are_few_documented_and_loaded_when_they_are_used() -> None:
     assert done.stdout == "[]\n"
 
 
+def types_of_ours(annotation: object) -> set[type]:
+    parts = [part for arg in get_args(annotation) for part in (arg if isinstance(arg, list) else [arg])]
+    found = set[type]().union(*map(types_of_ours, parts))
+    if isinstance(annotation, type) and annotation.__module__.startswith("swarmnode"):
+        found.add(annotation)
+    return found
+
+
+def signatures_of(public: object) -> Iterator[Signature]:
+    """Of a function, or of what a class has for its users."""
+    if not isinstance(public, type):
+        yield from [signature(public)] if callable(public) else []
+        return
+    for name, member in vars(public).items():
+        called = member.fget if isinstance(member, property) else member
+        if isfunction(called) and (not name.startswith("_") or name == "__init__"):
+            yield signature(called)
+
+
+def test_a_script_can_import_each_type_that_its_annotations_need() -> None:
+    given = [getattr(sn, name) for name in sn.__all__ if name != "errors"]
+    # The methods of what a script writes itself count, too.
+    public = [one for one in given if getattr(one, "__module__", "") in (sn.__name__, api.__name__)]
+    needed = {
+        found
+        for one in (*public, sn.Monitor, sn.Task)
+        for called in signatures_of(one)
+        for annotation in (
+            *(each.annotation for each in called.parameters.values()),
+            called.return_annotation,
+        )
+        for found in types_of_ours(annotation)
+    }
+    assert {found for found in needed if found not in given} == set()
+    assert {sn.Summary, sn.NodeStatus, sn.Task, sn.Example, sn.Monitor, sn.RunInfo, sn.Config} <= needed
+
+
+def test_the_parts_that_a_user_may_write_have_their_types_where_the_page_says() -> None:
+    page = Path(__file__).parents[2] / "docs" / "extending.md"
+    named = re.findall(r"`(\w+)`[^`|]*\(`swarmnode/([\w/]+)\.py`\)", page.read_text())
+    assert {"EngineRecord", "Engine", "Learner", "Loss", "Rule", "Task", "Monitor", "JudgeConfig"} <= {
+        name for name, _ in named
+    }
+    modules = {name: import_module(f"swarmnode.{path.replace('/', '.')}") for name, path in named}
+    assert [name for name, module in modules.items() if not hasattr(module, name)] == []
+
+
 def test_rows_are_measured_whole_while_a_node_trains_and_after(options: dict[str, Any]) -> None:
     asked: list[str] = []
 
@@ -570,3 +620,21 @@ def test_rows_of_which_none_is_held_out_say_so_once(options: dict[str, Any]) -> 
     log = (options["home"] / "state/logs/node.log").read_text()
     assert log.count("task rows has no held-out prompts (one in five") == 1
     assert "eval_dataset=" in log
+
+
+@pytest.mark.parametrize("raised", [StopIteration("enough"), OSError("the disk is full"), ValueError("odd")])
+def test_an_error_of_on_round_ends_the_run(raised: Exception, options: dict[str, Any]) -> None:
+    seen: list[int] = []
+
+    def fails(said: NodeStatus) -> None:
+        seen.append(round_of(said))
+        raise raised
+
+    with pytest.raises((RuntimeError, ValueError), match=str(raised)):
+        sn.run(letters, length, rounds=2, on_round=fails, **options)
+    assert seen == [1]
+
+
+def test_rewards_given_as_a_generator_judge_a_named_task_too(options: dict[str, Any]) -> None:
+    found = sn.evaluate("rev", (one for one in [length]), base=True, **options)  # type: ignore[arg-type]
+    assert found.judged_by == {"rev": ("length",)}

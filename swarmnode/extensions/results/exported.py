@@ -13,7 +13,6 @@ from swarmnode.errors import StorageError
 from swarmnode.machine.storage import whole_folder
 from swarmnode.models import find_model
 from swarmnode.node.commands.offline import load_checkpoint, of_round
-from swarmnode.node.showing.screen import Screen
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import Settings
 from swarmnode.training.records import State
@@ -44,21 +43,21 @@ def export_offline(settings: Settings, folder: Path, *, merged: bool, best: bool
         raise StorageError(f"{folder} exists already", hint="name a folder that does not exist yet")
     if merged:
         settings = replace(settings, config=for_merging(settings.config))
-    with Screen() as screen:
-        local, checkpoint = load_checkpoint(
-            settings, base=False, best=best, progress=screen.progress, apply=False, purpose="export"
-        )
-    assert checkpoint is not None, "only the base model has none"
     write = _write_merged if merged else _write_adapter
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with whole_folder(folder, replaces=False) as aside:
-            write(local, checkpoint, aside)
-            # safetensors writes for the owner alone (0600), whatever the umask says.
-            for path in filter(Path.is_file, aside.rglob("*")):
-                path.chmod(aside.stat().st_mode & 0o666)
-    except (OSError, SafetensorError) as error:
-        raise StorageError(f"cannot write {folder}: {error}", hint="check the disk and the path") from error
+    loading = load_checkpoint(settings, base=False, best=best, apply=False, purpose="export")
+    with loading as (local, checkpoint):
+        assert checkpoint is not None, "only the base model has none"
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with whole_folder(folder, replaces=False) as aside:
+                write(local, checkpoint, aside)
+                # safetensors writes for the owner alone (0600), whatever the umask says.
+                for path in filter(Path.is_file, aside.rglob("*")):
+                    path.chmod(aside.stat().st_mode & 0o666)
+        except (OSError, SafetensorError) as error:
+            raise StorageError(
+                f"cannot write {folder}: {error}", hint="check the disk and the path"
+            ) from error
     what = "the merged model" if merged else "the adapter (PEFT)"
     run = checkpoint.folder.parent.name
     return Exported(f"{what} {of_round(checkpoint)}", merged, checkpoint.state, run, folder)

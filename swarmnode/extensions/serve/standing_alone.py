@@ -14,7 +14,6 @@ from swarmnode.extensions.serve.answering_socket import AnsweringSocket, find_se
 from swarmnode.node.building.node_process import read_running
 from swarmnode.node.building.page_client import status_here
 from swarmnode.node.commands.offline import as_trained, load_checkpoint, of_round
-from swarmnode.node.showing.screen import Screen
 from swarmnode.settings.config_layers import Settings
 
 logger = logging.getLogger(__name__)
@@ -74,19 +73,13 @@ def answering(
     if is_meant:
         _check_no_pipeline(settings)
     settings = as_trained(settings)
-    with Screen() as screen:
-        local, checkpoint = load_checkpoint(
-            settings, base=base, best=best, progress=screen.progress, purpose="serve"
-        )
     from swarmnode.extensions.serve.answering_service import AnsweringService
     from swarmnode.node.building.callers import CallerSource
     from swarmnode.node.building.policies import label_of
 
     longest = settings.config.rollout.max_tokens
-    source = CallerSource(local.shared, [label_of(0)], local.renderer, longest, state)
-    about = "the base model" if checkpoint is None else f"the checkpoint {of_round(checkpoint)}"
-    try:
+    with load_checkpoint(settings, base=base, best=best, purpose="serve") as (local, checkpoint):
+        source = CallerSource(local.shared, [label_of(0)], local.renderer, longest, state)
+        about = "the base model" if checkpoint is None else f"the checkpoint {of_round(checkpoint)}"
         with AnsweringService(source) as service, AnsweringSocket(service) as opened:
             yield Answering(lambda: opened.path, f"{settings.model}, {about}")
-    finally:
-        local.engine.close()

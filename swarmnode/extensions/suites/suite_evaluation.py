@@ -19,7 +19,6 @@ from swarmnode.extensions.suites.suite import Suite, SuiteQuestions, load_suites
 from swarmnode.extensions.suites.suite_report import SuiteEvaluation, SuiteResult, SuiteScore
 from swarmnode.extensions.suites.suite_rows import SUFFIXES
 from swarmnode.node.commands.offline import apply_checkpoint, load_checkpoint, of_round, with_room
-from swarmnode.node.showing.screen import Screen
 from swarmnode.rollout.engine import Engine, SamplingParams
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.settings.config import Config
@@ -52,21 +51,18 @@ def evaluate_suites(
         raise ConfigError("greedy decoding gives the same answer every time", hint="leave out --samples")
     loaded = load_suites(suites)
     settings = replace(settings, config=_with_long_prompts(settings.config))
-    with Screen() as shown:
-        local, checkpoint = load_checkpoint(
-            settings, base=base, best=best, progress=shown.progress, apply=False
-        )
-    config = with_room(settings.config, local)
-    has_template = bool(local.base.tokenizer.chat_template) and not config.policy.raw_prompts
-    prompting = Prompting(has_template, shots)
-    asked = {name: suite.questions(prompting, limit) for name, suite in loaded.items()}
-    temperature = config.rollout.temperature if samples > 1 else 0.0
-    sampling = SamplingParams(config.rollout.max_tokens, temperature, config.rollout.top_p)
-    before = measure(local.engine, local.renderer, loaded, asked, sampling, samples=samples)
-    after: Mapping[str, SuiteScore] = {}
-    if checkpoint is not None:
-        apply_checkpoint(local, checkpoint)
-        after = measure(local.engine, local.renderer, loaded, asked, sampling, samples=samples)
+    with load_checkpoint(settings, base=base, best=best, apply=False) as (local, checkpoint):
+        config = with_room(settings.config, local)
+        has_template = bool(local.base.tokenizer.chat_template) and not config.policy.raw_prompts
+        prompting = Prompting(has_template, shots)
+        asked = {name: suite.questions(prompting, limit) for name, suite in loaded.items()}
+        temperature = config.rollout.temperature if samples > 1 else 0.0
+        sampling = SamplingParams(config.rollout.max_tokens, temperature, config.rollout.top_p)
+        before = measure(local.engine, local.renderer, loaded, asked, sampling, samples=samples)
+        after: Mapping[str, SuiteScore] = {}
+        if checkpoint is not None:
+            apply_checkpoint(local, checkpoint)
+            after = measure(local.engine, local.renderer, loaded, asked, sampling, samples=samples)
     trained = () if checkpoint is None else checkpoint.state.task_specs
     return SuiteEvaluation(
         model=settings.model,

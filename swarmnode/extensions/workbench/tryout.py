@@ -17,7 +17,6 @@ from swarmnode.chat import Prompt, said_in_lines
 from swarmnode.node.building.machine_memory import longest_sequence
 from swarmnode.node.building.task_processes import start_tasks
 from swarmnode.node.commands.offline import as_trained, load_checkpoint, of_round, with_room
-from swarmnode.node.showing.screen import Screen
 from swarmnode.rollout.engine import Engine, SamplingParams
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.open_group import Answered
@@ -29,7 +28,6 @@ from swarmnode.training.evaluation import collect, conversation_rules
 from swarmnode.types import FinishReason, Scores, total_reward
 
 if TYPE_CHECKING:
-    from swarmnode.model.built_model import Progress
     from swarmnode.node.building.local_policy import LocalPolicy
 
 
@@ -70,8 +68,7 @@ def playing(
     they are answered. Raises CheckpointError, ModelError, TaskError."""
     with ExitStack() as stack:
         tasks = start_tasks(stack, settings.config.tasks, settings.paths.home)
-        with Screen() as screen:
-            local, name, config = _open_policy(settings, base=base, best=best, progress=screen.progress)
+        local, name, config = _open_policy(stack, settings, base=base, best=best)
         rollout = config.rollout
         sampling = SamplingParams(rollout.max_tokens, 0.0 if greedy else rollout.temperature, rollout.top_p)
         tried = try_tasks(
@@ -82,14 +79,14 @@ def playing(
 
 
 def _open_policy(
-    settings: Settings, *, base: bool, best: bool, progress: "Progress"
+    stack: ExitStack, settings: Settings, *, base: bool, best: bool
 ) -> "tuple[LocalPolicy, str, Config]":
     """Returns the policy of the newest (or the best) checkpoint, its name, and settings with room for a
     prompt; the base model where `base` says so, or where nothing was trained yet."""
     runs = runs_in(settings.paths.checkpoints)
     untrained = not best and not is_trained(runs, settings.model, named=settings.config.node.run)
     settings = as_trained(settings)
-    local, checkpoint = load_checkpoint(settings, base=base or untrained, best=best, progress=progress)
+    local, checkpoint = stack.enter_context(load_checkpoint(settings, base=base or untrained, best=best))
     config = with_room(settings.config, local)
     longest_sequence(config, local.base.name, local.base.max_positions)
     if checkpoint is not None:

@@ -5,7 +5,7 @@ seats of run.py -> [build_members] -> local_policy.py (base, engine, adapters), 
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -36,6 +36,7 @@ from swarmnode.node.showing.screen import Screen
 from swarmnode.node.stop_signals import STOP_SIGNALS
 from swarmnode.registry import find_called, made
 from swarmnode.tasks.drawing.demonstrations import Demonstrations
+from swarmnode.training.round import credit_of
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,7 @@ def build_members(
     """Loads the base once and returns a node on it for each seat; the stack releases what they hold.
     `monitors`: those of each seat. `watch`: a further watcher beside these and the screen."""
     config, paths = seats[0].config, seats[0].paths
-    make_learner: type[PolicyLearner] = find_called("learner", config.node.learner, PolicyLearner.__init__)
+    make_learner: Callable[..., Learner] = find_called("learner", config.node.learner, PolicyLearner.__init__)
     loaded = load_policy(
         config, model, paths, screen.progress, seed=seats[0].seed, policies=config.node.policies
     )
@@ -97,9 +98,9 @@ def build_members(
             forward=forward,
             train_jointly=None if cohort is None else partial(cohort.train, seat.label),
             tasks_of_others=tasks_of_others,
+            demonstrations=demonstrations,
         )
         learner = made("learner", config.node.learner, make, Learner)
-        learner.demonstrated = demonstrations
         loop = partial(
             NodeLoop,
             learner=learner,
@@ -113,7 +114,12 @@ def build_members(
             policy=seat.number,
             contribution=contribution,
             neighbours=[other.key.peer_id for other in seats if other is not seat],
-            keep_rollouts=find_keeper(store.folder / FILE, learner.credit, seat.seed, local.renderer.pieces),
+            keep_rollouts=find_keeper(
+                store.folder / FILE,
+                partial(credit_of, config=seat.config.training),
+                seat.seed,
+                local.renderer.pieces,
+            ),
         )
         network = partial(build_network, tasks=tasks_of_others, local=local, neighbourhood=neighbourhood)
         leave = (lambda: None) if cohort is None else partial(cohort.leave, seat.label)

@@ -3,8 +3,8 @@
 cli eval, api.py -> [evaluate_offline] -> [load_checkpoint] -> local_policy.py, training/evaluation.py
 """
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Generator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -26,7 +26,6 @@ from swarmnode.training.evaluation import PASSING_REWARD, conversation_rules, ev
 from swarmnode.training.records import Evaluation
 
 if TYPE_CHECKING:
-    from swarmnode.model.built_model import Progress
     from swarmnode.node.building.local_policy import LocalPolicy
     from swarmnode.training.checkpoints.checkpoint import Checkpoint
 
@@ -99,14 +98,12 @@ def evaluate_offline(
             "greedy decoding always gives the same answer", hint="leave out --samples (samples=)"
         )
     settings = as_trained(settings)
-    with screen or Screen() as shown:
-        local, checkpoint = load_checkpoint(
-            settings, base=base, best=best, progress=shown.progress, purpose=purpose
-        )
-    config = with_room(settings.config, local)
-    temperature = 0.0 if greedy else config.rollout.temperature
-    sampling = SamplingParams(config.rollout.max_tokens, temperature, config.rollout.top_p)
     with ExitStack() as stack:
+        loading = load_checkpoint(settings, base=base, best=best, screen=screen, purpose=purpose)
+        local, checkpoint = stack.enter_context(loading)
+        config = with_room(settings.config, local)
+        temperature = 0.0 if greedy else config.rollout.temperature
+        sampling = SamplingParams(config.rollout.max_tokens, temperature, config.rollout.top_p)
         if tasks is None:
             newest = checkpoint or local.store.latest()
             named_here = settings.origins["tasks.names"].startswith(NAMED_HERE)
@@ -136,34 +133,37 @@ def evaluate_offline(
     )
 
 
+@contextmanager
 def load_checkpoint(
     settings: Settings,
     *,
     base: bool,
     best: bool,
-    progress: "Progress",
+    screen: Screen | None = None,
     apply: bool = True,
     purpose: Purpose = "eval",
-) -> "tuple[LocalPolicy, Checkpoint | None]":
-    """Returns the policy of the newest or the best checkpoint, with an engine to sample from it. With `base`:
-    the base model, and no checkpoint. Raises CheckpointError before a model is loaded for nothing.
+) -> "Generator[tuple[LocalPolicy, Checkpoint | None]]":
+    """Context of the policy of the newest or the best checkpoint, with an engine to sample from it, which is
+    closed at the end. With `base`: the base model, and no checkpoint. Raises CheckpointError before a model
+    is loaded for nothing.
 
     Without `apply` it is the base model until `apply_checkpoint`.
     """
     if base and best:
         raise ConfigError("base and best are two different policies", hint="leave out one of them")
-    if not base:
-        _check_trained(settings, purpose)
-    check_loadable(settings.config, settings.model)
-    from swarmnode.node.building.local_policy import load_policy
+    with ExitStack() as stack:
+        with screen or Screen() as shown:
+            if not base:
+                _check_trained(settings, purpose)
+            check_loadable(settings.config, settings.model)
+            from swarmnode.node.building.local_policy import load_policy
 
-    local = load_policy(settings.config, settings.model, settings.paths, progress, trains=False)
-    if base:
-        return local, None
-    checkpoint = _chosen(local, purpose, best=best)
-    if apply:
-        apply_checkpoint(local, checkpoint)
-    return local, checkpoint
+            local = load_policy(settings.config, settings.model, settings.paths, shown.progress, trains=False)
+            stack.callback(local.engine.close)
+            checkpoint = None if base else _chosen(local, purpose, best=best)
+            if checkpoint is not None and apply:
+                apply_checkpoint(local, checkpoint)
+        yield local, checkpoint
 
 
 def as_trained(settings: Settings) -> Settings:

@@ -286,6 +286,8 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's state at one moment, as its page and `on_round` show it (docs/metrics.md)."""
+
     peer_id: str
     """The node's peer id."""
     name: str

@@ -20,7 +20,7 @@ from swarmnode.tasks.kinds.script_objects import as_task
 from swarmnode.tasks.loader import load_task
 from swarmnode.tasks.processes.isolated_task import IsolatedTask, isolate
 from swarmnode.tasks.specs import judged_elsewhere
-from swarmnode.tasks.task import Task, draw_train, is_exchangeable, redraw
+from swarmnode.tasks.task import Task, draw_held_out, draw_train, is_exchangeable, redraw
 
 ROWS = [{"question": f"{a} + 1 =", "answer": str(a + 1), "level": a % 3} for a in range(60)]
 
@@ -136,6 +136,8 @@ def test_parquet_and_folders_of_datasets_are_the_same_task(write: Write, tmp_pat
     assert len(prompts(load_task(f"{tmp_path / 'both'}?split=test"))) == 5
     with pytest.raises(TaskError, match="has no split 'dev'"):
         load_task(f"{tmp_path / 'both'}?split=dev")
+    measured = load_task(f"{tmp_path / 'both'}?evaluation={tmp_path / 'both'}%3Fsplit=test")
+    assert len(prompts(measured)) == 55 and len(list(draw_held_out(measured, 0))) == 5
 
 
 @pytest.mark.parametrize("name", ["sums.parquet", "sums"])
