@@ -47,10 +47,16 @@ class BookHeavy(_Changed, BookRule):
     changes: ClassVar = {"book_weight": 8.0}
 
 
-class BookOf128(_Changed, BookRule):
-    """Replays twice as many answers."""
+class BookOf64(_Changed, BookRule):
+    """Replays half as many answers, in the steps of the own groups, whoever found them."""
 
-    changes: ClassVar = {"book_replayed": 128}
+    changes: ClassVar = {"book_replayed": 64}
+
+
+class BookOfAnybody(_Changed, BookRule):
+    """Replays as many answers, all of them others' if the lot says so."""
+
+    changes: ClassVar = {"book_foreign": 128}
 
 
 class ShapedBook(_Changed, BookRule):

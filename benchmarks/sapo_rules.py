@@ -29,7 +29,8 @@ RULES: dict[str, Rule] = {
     "book_shaped": Rule({"exchange.rule": "sapo_own_rules:ShapedBook"}),
     "book_light": Rule({"exchange.rule": "sapo_own_rules:BookLight"}),
     "book_heavy": Rule({"exchange.rule": "sapo_own_rules:BookHeavy"}),
-    "book_of_128": Rule({"exchange.rule": "sapo_own_rules:BookOf128"}),
+    "book_of_64": Rule({"exchange.rule": "sapo_own_rules:BookOf64"}),
+    "book_of_anybody": Rule({"exchange.rule": "sapo_own_rules:BookOfAnybody"}),
     "book_of_8": Rule({"exchange.rule": "book", "exchange.external_groups": 8}),
     "book_of_24": Rule({"exchange.rule": "book", "exchange.external_groups": 24}),
     # They need the root of this repository on PYTHONPATH.

@@ -52,6 +52,8 @@ class TrainingSample:
     """Weight its tokens by `token_weights.shaped_weights`. Only without behaviour log-probabilities."""
     given: tuple[Stretch, ...] = ()
     """Completion tokens that are read but not learned, because an environment wrote them."""
+    replayed: bool = False
+    """A right answer of the book: the ratio against the policy before the round does not bound it."""
 
     @cached_property
     def length(self) -> int:

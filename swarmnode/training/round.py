@@ -107,14 +107,6 @@ class RoundOfPolicy:
     """The longest completion that the sampler allows."""
     steps: Sequence[Sequence[TrainingSample]]
     measured: MeasuredRound
-    catches_up: bool = False
-    """Replayed answers have optimizer steps of their own."""
-
-    def is_clipped(self, sample: TrainingSample) -> bool:
-        """Returns True if the ratio against the policy before the round bounds the effect of a sample. Right
-        answers that are replayed over many steps are learned without that bound, as in supervised
-        learning."""
-        return not self.catches_up or sample.behaviour_logprobs is not None
 
     def size(self, step: int) -> StepSize:
         """Returns the size that the loss of one optimizer step is divided by, no matter how the step is split
@@ -197,6 +189,7 @@ def replayed_samples(
             rules.policy,
             shaped=shaped or (entry.in_turns and not entry.own),
             given=entry.given,
+            replayed=True,
         )
 
 

@@ -124,7 +124,6 @@ class Trainer:
                 lessons.replay_steps,
             ),
             measured,
-            lessons.replay_steps > 1,
         )
 
     def _samples(self, lessons: Sequence[GroupLesson], shaped: bool) -> list[TrainingSample]:
@@ -188,8 +187,9 @@ class KnownLogprobs:
     """Log-probabilities that stay constant during a round."""
 
     prox: Logprobs
-    """Log-probabilities under the policy before the round's first update. Samples that only the first step
-    uses are missing: the policy has not moved by then, so theirs are the current ones."""
+    """Log-probabilities under the policy before the round's first update, which the ratio is clipped against.
+    Samples that only the first step uses are missing: the policy has not moved by then, so theirs are the
+    current ones. So are replayed answers: no ratio bounds them, as in supervised learning."""
     reference: Logprobs
     """Log-probabilities under the base model; empty unless the loss includes a KL divergence to it."""
 
@@ -209,7 +209,7 @@ def known_before(rounds: Sequence[RoundOfPolicy]) -> KnownLogprobs:
     base."""
     forward, config = rounds[0].forward, rounds[0].config
     later = _each_once(
-        sample for one in rounds for step in one.steps[1:] for sample in step if one.is_clipped(sample)
+        sample for one in rounds for step in one.steps[1:] for sample in step if not sample.replayed
     )
     every = _each_once(sample for one in rounds for step in one.steps for sample in step)
     return KnownLogprobs(

@@ -162,10 +162,17 @@ class Book:
         count: int,
         pass_rates: Mapping[str, float],
         rng: random.Random,
+        *,
+        foreign: int | None = None,
     ) -> list[Entry]:
         """Draws `count` distinct answers, or all if there are fewer, weighted by how often we fail on their
-        task. A task without a pass rate counts as always failed."""
-        return list(islice(_by_lot(self._entries.values(), pass_rates, rng), count))
+        task. A task without a pass rate counts as always failed. At most `foreign` of them are others' (None:
+        all may be)."""
+        lot = _by_lot(self._entries.values(), pass_rates, rng)
+        if foreign is not None:
+            of_others = {id(entry) for entry in islice((one for one in lot if not one.own), foreign)}
+            lot = [entry for entry in lot if entry.own or id(entry) in of_others]
+        return lot[:count]
 
     def _make_way(self, entry: Entry) -> bool:
         """Removes a stranger's answer to the example to make room for one of our own. Returns False if it

@@ -73,14 +73,16 @@ class BookRule(Rule):
         self.book.keep_only(lambda entry: self.marks.has_full(entry.task, entry.reward))
         pass_rates = self.marks.pass_rates
         rng = random.Random(f"{self._seed}:{version}:book")
-        count = self._settings.book_replayed if self.replayed is None else self.replayed
-        drawn = self.book.draw(count, pass_rates, rng)
+        settings, usual = self._settings, self.replayed is None
+        count = settings.book_replayed if self.replayed is None else self.replayed
+        step_answers = settings.step_answers if self.step_answers is None else self.step_answers
+        drawn = self.book.draw(count, pass_rates, rng, foreign=settings.book_foreign if usual else None)
         drawn = still_needed(drawn, pass_rates, rng)
         return Lessons(
             own=as_they_are(own),
             external=(),
             replayed=tuple(self._replay(entry) for entry in drawn),
-            replay_steps=1 if self.step_answers is None else max(1, len(drawn) // self.step_answers),
+            replay_steps=max(1, len(drawn) // step_answers),
             shaped=self._settings.shaped,
             report=TrainReport(
                 book=len(self.book),

@@ -81,8 +81,14 @@ class SharingRule:
     name: str = "book"
     book_size: int = 2000
     """The most answers that the book holds."""
-    book_replayed: int = 64
+    book_replayed: int = 128
     """M: answers of the book that a round trains on, in addition to its groups."""
+    book_foreign: int = 64
+    """The most of them that others found. More teach hardly anything more, and our own finds beside them keep
+    liars from deciding what is learnt."""
+    step_answers: int = 64
+    """The most replayed answers of one optimizer step: a round has steps enough for them, however few its own
+    answers are."""
     book_weight: float = 4.0
     """Lambda: the advantage of a replayed answer. The only right answer in a group of 8 has 2.6."""
     shaped: bool = False
@@ -117,7 +123,7 @@ class Rule(ABC):
     replayed: int | None = None
     """Number of answers that a round replays, in place of the setting. None: as set."""
     step_answers: int | None = None
-    """Replayed answers per optimizer step. None: they are part of the own groups' steps."""
+    """Replayed answers per optimizer step, in place of the setting. None: as set."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from swarmnode.training.adam import learning_rate_at
 from swarmnode.training.losses import TokenBatch
 from swarmnode.training.rules.book_rule import BookRule
 from swarmnode.training.rules.lessons import GroupLesson, SharingRule
-from swarmnode.training.trainer import Trainer
+from swarmnode.training.trainer import Trainer, known_before
 from swarmnode.types import RolloutGroup, Span, one_span
 
 GroupMaker = Callable[..., RolloutGroup]
@@ -347,15 +347,14 @@ def test_replayed_answers_may_have_steps_of_their_own_at_a_part_of_the_learning_
     assert (usual.optimizer_steps, usual.learning_rate) == (1, pytest.approx(1e-2))
 
 
-def test_the_ratio_bounds_own_samples_while_the_book_is_replayed_over_many_steps(
+def test_the_ratio_bounds_own_samples_of_later_steps_and_no_replayed_ones(
     policy: Policy, group: GroupMaker
 ) -> None:
     trainer = trainer_for(policy)
-    rule = BookRule(SharingRule(book_replayed=1))
-    rule.replayed, rule.step_answers = 4, 1
-    trainer.rule = rule
+    trainer.rule = BookRule(SharingRule(book_replayed=4, step_answers=1))
     recorded_ = recorded(policy, DRIFTED)
     one = trainer.prepare([group(ANSWERS, [1.0, 1.0, 1.0, 0.0], logprobs=recorded_)], [])
-    samples = [sample for step in one.steps for sample in step]
-    assert {one.is_clipped(sample) for sample in samples if sample.behaviour_logprobs is None} == {False}
-    assert {one.is_clipped(sample) for sample in samples if sample.behaviour_logprobs} == {True}
+    later = [sample for step in one.steps[1:] for sample in step]
+    assert {sample.replayed for sample in later} == {True, False}
+    bounded = {id(sample) for sample in later if not sample.replayed}
+    assert known_before([one]).prox.keys() == bounded

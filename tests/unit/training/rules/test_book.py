@@ -108,6 +108,15 @@ def test_a_draw_has_no_answer_twice_and_as_many_as_asked_for_where_there_are_so_
     assert len({one.token_ids for one in drawn}) == len(drawn) == min(held, 64)
 
 
+def test_a_draw_has_no_more_answers_of_others_than_it_may_and_all_of_our_own_there_is_room_for() -> None:
+    book = Book(2000, 4)
+    for number in range(30):
+        book.add(entry(number, own=number < 5, author="us" if number < 5 else "stranger"))
+    for foreign, found in ((8, 13), (0, 5), (40, 20), (None, 20)):
+        drawn = book.draw(20, {}, random.Random(0), foreign=foreign)
+        assert len(drawn) == found and (foreign is None or sum(not one.own for one in drawn) <= foreign)
+
+
 def test_what_is_not_wanted_any_more_leaves_with_its_counts() -> None:
     book = Book(10, 1)
     book.add(entry(1, author="stranger", own=False))

@@ -68,6 +68,15 @@ def test_no_more_answers_than_set_are_replayed() -> None:
     assert len(rule(book_replayed=0).lessons(groups, [], version=0).replayed) == 0
 
 
+def test_others_answers_are_at_most_a_part_of_what_is_replayed_but_for_who_catches_up() -> None:
+    one = rule(book_replayed=8, book_foreign=3)
+    theirs = [foreign(([10 + n], 1.0), WRONG, index=n) for n in range(9)]
+    usual = one.lessons([own(([5], 1.0), WRONG, index=20)], theirs, version=0)
+    assert sorted(replay.entry.own for replay in usual.replayed) == [False] * 3 + [True]
+    one.replayed = 8
+    assert len(one.lessons([], [], version=1).replayed) == 8
+
+
 def test_the_end_of_a_strangers_verified_answer_is_taught_unless_that_is_turned_off() -> None:
     theirs = foreign(([4, 5], 1.0), ([6], 0.0), index=5)
     (taught,) = rule().lessons([], [theirs], version=0).replayed
@@ -228,7 +237,7 @@ def test_the_state_above_is_damaged_by_nothing_else() -> None:
 
 
 def test_who_catches_up_replays_more_in_several_steps_of_so_many_answers() -> None:
-    one = rule(book_replayed=6)
+    one = rule(book_replayed=6, step_answers=3)
     one.replayed, one.step_answers = 20, 5
     few = one.lessons([own(([10 + n], 1.0), WRONG, index=n) for n in range(12)], [], version=0)
     assert (len(few.replayed), few.replay_steps) == (12, 2)
@@ -236,7 +245,7 @@ def test_who_catches_up_replays_more_in_several_steps_of_so_many_answers() -> No
     assert (len(many.replayed), many.replay_steps) == (20, 4)
     one.replayed, one.step_answers = None, None
     usual = one.lessons([], [], version=2)
-    assert (len(usual.replayed), usual.replay_steps) == (6, 1)
+    assert (len(usual.replayed), usual.replay_steps) == (6, 2)
 
 
 def test_the_book_tells_whose_answers_to_which_examples_it_holds() -> None:
