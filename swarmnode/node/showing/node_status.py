@@ -280,9 +280,9 @@ class PipelineStatus(msgspec.Struct, frozen=True, kw_only=True):
     given_up: int = 0
     """Micro-batches for which no other path was found."""
     stragglers: int = 0
-    """Members that an iteration did not wait for."""
+    """Micro-batches of other data nodes that were dropped when an iteration ended."""
     lost: int = 0
-    """Members that have left."""
+    """Members that have not answered us."""
 
 
 class NodeStatus(msgspec.Struct, frozen=True, kw_only=True):

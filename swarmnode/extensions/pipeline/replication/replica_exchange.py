@@ -4,7 +4,7 @@ StageWorker.take_gradients -> [ReplicaExchange.combine] -> StageWorker.apply -> 
                                  |
               contributions.py (bytes), contribution_tally.py (which of them count)
 
-Why not hivemind's averager: we measured it (docs/pipeline.md, sections 2, 4 and 5). One peer with NaN makes
+Why not hivemind's averager: we measured it. One peer with NaN makes
 everyone's tensors NaN, and one that claims a weight of 1e6 replaces them. When a peer dies inside a round,
 survivors hold different tensors and are not told. Members of a group are not authenticated. It must fork
 before CUDA starts, its processes outlive a killed parent (39 minutes, when last looked at), and a group with
