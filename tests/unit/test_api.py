@@ -420,6 +420,13 @@ def test_what_judges_nothing_is_no_reward(reward: Any) -> None:
         sn.Node(letters, reward)
 
 
+def test_a_script_ends_quietly_with_a_policy_that_nobody_closed(options: dict[str, Any]) -> None:
+    given = {**options, "home": str(options["home"]), "model": str(options["model"]), "base": True}
+    script = f"import swarmnode as sn; policy = sn.load_policy(**{given!r}); print(policy.closed)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (done.stdout, "Exception ignored" in done.stderr) == ("False\n", False), done.stderr
+
+
 def test_a_policy_is_asked_with_messages_as_with_a_text(options: dict[str, Any]) -> None:
     policy = sn.load_policy(base=True, **options)
     asked = [{"role": "user", "content": "letter 3="}]
