@@ -404,6 +404,14 @@ def test_a_run_that_shows_nothing_still_reaches_a_programs_own_logging(
     assert len(caplog.records) == quiet and ours.propagate
 
 
+def test_a_policy_is_loaded_as_quietly_as_a_program_asks(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert logging.getLogger().level == logging.WARNING
+    sn.load_policy(base=True, **options)
+    assert caplog.messages == []
+
+
 def test_a_summary_tells_that_the_gradient_was_not_finite(options: dict[str, Any]) -> None:
     options["settings"] = {**SMALL, "training.loss": "tests.own_losses:nowhere_finite"}
     assert "the gradient is not finite" in sn.run(letters, length, rounds=1, **options).advice
