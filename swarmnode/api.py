@@ -11,6 +11,7 @@ names (`import swarmnode as sn`); nothing is loaded until one is used.
 import asyncio
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -284,8 +285,8 @@ class TrainedPolicy:
     """
 
     def __init__(self, opened: ExitStack, local: "LocalPolicy", config: Config, round: int | None) -> None:
-        """`opened`: closes the engine."""
-        self._opened = opened
+        """`opened`: closes the engine, at the latest when Python ends or nobody has this policy any more."""
+        self._end = weakref.finalize(self, opened.close)
         self._local: LocalPolicy | None = local
         self._config = config
         self.round = round
@@ -301,7 +302,7 @@ class TrainedPolicy:
         """Ends the engine and releases the model's memory. A closed policy generates nothing more; closing it
         again has no effect."""
         self._local = None
-        self._opened.close()
+        self._end()
 
     @property
     def closed(self) -> bool:

@@ -404,6 +404,14 @@ def test_a_run_that_shows_nothing_still_reaches_a_programs_own_logging(
     assert len(caplog.records) == quiet and ours.propagate
 
 
+def test_a_policy_is_loaded_as_quietly_as_a_program_asks(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert logging.getLogger().level == logging.WARNING
+    sn.load_policy(base=True, **options)
+    assert caplog.messages == []
+
+
 def test_a_summary_tells_that_the_gradient_was_not_finite(options: dict[str, Any]) -> None:
     options["settings"] = {**SMALL, "training.loss": "tests.own_losses:nowhere_finite"}
     assert "the gradient is not finite" in sn.run(letters, length, rounds=1, **options).advice
@@ -418,6 +426,13 @@ def test_run_has_the_parameters_of_a_node() -> None:
 def test_what_judges_nothing_is_no_reward(reward: Any) -> None:
     with pytest.raises(TaskError, match="not a reward"):
         sn.Node(letters, reward)
+
+
+def test_a_script_ends_quietly_with_a_policy_that_nobody_closed(options: dict[str, Any]) -> None:
+    given = {**options, "home": str(options["home"]), "model": str(options["model"]), "base": True}
+    script = f"import swarmnode as sn; policy = sn.load_policy(**{given!r}); print(policy.closed)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert (done.stdout, "Exception ignored" in done.stderr) == ("False\n", False), done.stderr
 
 
 def test_a_policy_is_asked_with_messages_as_with_a_text(options: dict[str, Any]) -> None:

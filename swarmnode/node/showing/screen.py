@@ -90,7 +90,8 @@ class Screen:
     def __init__(
         self, log_file: Path | None = None, *, terminal: bool | None = None, shows: bool = True
     ) -> None:
-        """`terminal`: stderr is one; None: detect it. `shows` False: log lines go to the file only."""
+        """`terminal`: stderr is one; None: detect it. `shows` False: log lines go to the file only; without
+        one, a program's own logging stays as it is."""
         self._log_file = log_file
         self._terminal = shows and (sys.stderr.isatty() if terminal is None else terminal)
         self._shows = shows
@@ -102,7 +103,8 @@ class Screen:
 
     def __enter__(self) -> Self:
         # A level that a program chose for our logger is about stderr; the file has all lines.
-        self._logger.setLevel(min(self._least, logging.INFO))
+        if self._shows or self._log_file is not None:
+            self._logger.setLevel(min(self._least, logging.INFO))
         # Lines that we show are not shown twice; otherwise they still reach a program's own logging.
         if self._shows:
             _showing.begin(self._logger)
@@ -125,7 +127,8 @@ class Screen:
         self._handlers.clear()
         if self._shows:
             _showing.end(self._logger)
-        self._logger.setLevel(self._level)
+        if self._shows or self._log_file is not None:
+            self._logger.setLevel(self._level)
 
     def _keep_file(self, path: Path) -> None:
         try:
