@@ -374,14 +374,14 @@ class TrainingConfig(Section):
     """Rounds over which the learning rate rises to its full value. 0: no warmup."""
     inner_epochs: int = Field(default=1, ge=1, le=64)
     """Passes of a round over the same answers, each in a different order. The clipped ratio is always against
-    the policy before the round."""
+    the policy before the round. Answers from the book are repeated without a clip."""
     grad_clip: float = Field(default=1.0, gt=0)
     """Largest gradient norm of one optimizer step."""
     kl_coef: float = Field(default=0.0, ge=0)
     """Weight of the KL divergence to the base model. 0: no KL term and no forward pass for it."""
     sequences_per_step: int = Field(default=128, ge=1)
-    """Completions of groups per optimizer step. Answers from the book are spread over the steps in
-    addition."""
+    """The most completions of groups per optimizer step. Answers from the book are spread over the steps in
+    addition; a round has a step for every 64 of them, however few its groups are."""
     micro_batch_tokens: int | None = Field(default=None, ge=16, le=1 << 20)
     """Tokens, padding included, in one forward pass. Unset: from free memory. Halved automatically when
     memory runs out. In a pipeline it must be the same for all members; unset, it is 1024."""

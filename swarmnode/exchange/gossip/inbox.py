@@ -36,7 +36,7 @@ class Inbox:
 
     def __init__(self, context: ExchangeContext, helping: Helping) -> None:
         """`helping` knows the headers whose right answers are wanted even if their rewards are all equal.
-        Headers of neighbours do not come from the network but through `take`."""
+        Headers of neighbours do not come from the network but through `take_from_neighbour`."""
         self._context, self._settings, self._ledger = context, context.settings, context.ledger
         self._helping = helping
         self.pool = HeaderPool()

@@ -84,11 +84,11 @@ class SharingRule:
     book_replayed: int = 128
     """M: answers of the book that a round trains on, in addition to its groups."""
     book_foreign: int = 64
-    """The most of them that others found. More teach hardly anything more, and our own finds beside them keep
-    liars from deciding what is learnt."""
+    """The most of them that others found, except in a node that catches up. More teach hardly anything more,
+    and our own finds beside them keep liars from deciding what is learnt."""
     step_answers: int = 64
-    """The most replayed answers of one optimizer step: a round has steps enough for them, however few its own
-    answers are."""
+    """Replayed answers that fill an optimizer step: a round has at least as many steps as they fill, however
+    few its own answers are."""
     book_weight: float = 4.0
     """Lambda: the advantage of a replayed answer. The only right answer in a group of 8 has 2.6."""
     shaped: bool = False
@@ -121,7 +121,8 @@ class Rule(ABC):
     """An author's answers wait until their gradients agree with those of our own finds. False: everybody
     whose answers our judge gives full marks may teach."""
     replayed: int | None = None
-    """Number of answers that a round replays, in place of the setting. None: as set."""
+    """Number of answers that a round replays, in place of the setting; any of them may be others'. None: as
+    set."""
     step_answers: int | None = None
     """Replayed answers per optimizer step, in place of the setting. None: as set."""
 
