@@ -84,7 +84,7 @@ class _Collector:
             name, label, label_value = _split(dotted)
             if name not in families:
                 family = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily
-                families[name] = family(name_of(name), _help()[name], labels=[label] if label else [])
+                families[name] = family(name_of(name), _help().get(name, ""), labels=[label] if label else [])
             families[name].add_metric([label_value] if label else [], value)
         yield from families.values()
 

@@ -178,9 +178,11 @@ def _met(paths: Paths, name: str) -> dict[str, float]:
 
 def _next_members(record: SwarmRecord, paths: Paths, met: Mapping[str, float]) -> tuple[str, ...]:
     """Returns who would get a new key if the founder made one now. A member knows the founder's list only."""
-    key = load_or_create(paths.identity)
-    founders = record.manifest is not None and key.peer_id == record.founder
-    manifest = (changed(record, key, members=tuple(met)) if founders else record).manifest
+    manifest = record.manifest
+    if manifest is not None and paths.identity.exists():
+        key = load_or_create(paths.identity)
+        if key.peer_id == record.founder:
+            manifest = changed(record, key, members=tuple(met)).manifest
     return () if manifest is None else manifest.members
 
 

@@ -5,6 +5,7 @@ export_command.py -> [export_offline] -> offline.py -> Exported -> hub.py
 
 import json
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,9 +52,11 @@ def export_offline(settings: Settings, folder: Path, *, merged: bool, best: bool
             folder.parent.mkdir(parents=True, exist_ok=True)
             with whole_folder(folder, replaces=False) as aside:
                 write(local, checkpoint, aside)
-                # safetensors writes for the owner alone (0600), whatever the umask says.
+                # safetensors writes for the owner alone (0600), whatever the umask says. A file system
+                # without modes, such as exFAT, may refuse to change any.
                 for path in filter(Path.is_file, aside.rglob("*")):
-                    path.chmod(aside.stat().st_mode & 0o666)
+                    with suppress(PermissionError):
+                        path.chmod(aside.stat().st_mode & 0o666)
         except (OSError, SafetensorError) as error:
             raise StorageError(
                 f"cannot write {folder}: {error}", hint="check the disk and the path"

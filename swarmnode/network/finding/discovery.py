@@ -267,7 +267,9 @@ class Discovery:
                 for address in addresses:
                     if scope_of(address) != "public":
                         self._learn(address, "mdns")
-                        self._look_for_twin(address)
+                        # A gateway between networks may still tell what we announced before a crash.
+                        if address not in own:
+                            self._look_for_twin(address)
 
     def _look_for_twin(self, address: str) -> None:
         """Warns, once, if this address, which another node announces, bears our peer id. Nothing else shows a

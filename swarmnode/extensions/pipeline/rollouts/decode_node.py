@@ -68,7 +68,7 @@ NUMBER_BITS = 52
 """Number of bits in the number of a feed."""
 
 MAX_REMEMBERED = 1024
-"""Number of sessions whose path is remembered."""
+"""Number of sessions whose path is remembered, and of steps that were passed on."""
 
 _T = TypeVar("_T")
 
@@ -117,6 +117,8 @@ class DecodeNode:
         )  # fmt: skip
         self._settled = asyncio.Event()
         self._routes = BoundedDict[tuple[str, int], tuple[str, tuple[int, ...]]](MAX_REMEMBERED)
+        self._passed_on = BoundedDict[tuple[str, int], None](MAX_REMEMBERED)
+        """Owner and number of the steps passed on last. Computed again, they would undo later ones."""
 
     async def __aenter__(self) -> Self:
         handler = ServiceHandler(DecodeMessage, self._respond, self._knows)
@@ -284,7 +286,9 @@ class DecodeNode:
         """Compute a step and pass it on. Returns the reason and the position if that was not possible. Raises
         Rejected: unknown_plan, so that the node before sends it again until we have its plan."""
         clock, owner = asyncio.get_running_loop().time, members.peers[step.path[0]]
-        until_s = clock() + incoming.timeout_s
+        until_s, work = clock() + incoming.timeout_s, (owner, step.number)
+        if work in self._passed_on:
+            return None  # Its sender did not hear so.
         async with incoming.payload() as payload:
             try:
                 hidden_ND = decode(step.tensor, payload)
@@ -300,6 +304,8 @@ class DecodeNode:
             self.steps += 1
             left_s, position = max(until_s - clock(), 0.001), step.position + 1
             stopped = await self._hops.pass_on(members, step, stopped, timeout_s=left_s)
+            if stopped is None:
+                self._passed_on[work] = None
         if stopped is not None and stopped.why is StopReason.OTHER_PLAN:
             raise Rejected(Refusal.UNKNOWN_PLAN, stopped.detail)
         return _halted(step, stopped, position) if stopped is not None else None

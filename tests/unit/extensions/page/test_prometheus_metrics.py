@@ -4,6 +4,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from swarmnode.extensions.page.prometheus_metrics import COUNTERS, LABELLED, fields_of, metrics_of
+from swarmnode.training.records import TrainReport
 from tests.shown_page import STATUS
 
 
@@ -28,3 +29,11 @@ def test_a_name_of_a_stranger_stays_in_its_label() -> None:
         one for one in text_string_to_metric_families(text) if one.name == "swarmnode_exchange_trained"
     )
     assert family.samples[0].labels == {LABELLED["exchange.trained"]: 'a"b\\n\n'}
+
+
+def test_a_learner_of_ones_own_may_report_more_numbers() -> None:
+    class Report(TrainReport, frozen=True, kw_only=True):
+        agreement: float = 0.5
+
+    text = metrics_of(msgspec.structs.replace(STATUS, training=Report())).decode()
+    assert "swarmnode_training_agreement 0.5" in text

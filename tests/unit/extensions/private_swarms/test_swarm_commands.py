@@ -105,3 +105,10 @@ def test_a_home_is_made_for_its_owner_alone_whatever_is_written_first(tmp_path: 
     invitation = swarm(tmp_path / "create", "create", "friends", "--private").stdout.strip()
     invited(tmp_path / "invited", None, [invitation])
     assert (tmp_path / first).stat().st_mode & 0o777 == 0o700
+
+
+def test_looking_at_the_members_makes_no_identity(tmp_path: Path) -> None:
+    invitation = swarm(tmp_path / "founder", "create", "friends", "--private").stdout.strip()
+    invited(tmp_path / "guest", None, [invitation])
+    assert "founder" in swarm(tmp_path / "guest", "members").stdout
+    assert not (tmp_path / "guest" / "data").exists()

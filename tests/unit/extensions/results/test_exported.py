@@ -105,3 +105,16 @@ def test_others_may_read_what_is_exported_where_the_umask_lets_them(
     modes = {oct(path.stat().st_mode & 0o777) for path in (tmp_path / "exports").rglob("*") if path.is_file()}
     assert modes == {"0o644"}
     assert (tmp_path / "exports").stat().st_mode & 0o777 == 0o755
+
+
+def test_a_file_system_without_modes_takes_an_export(
+    config: Config, quick_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(path: Path, mode: int) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(Path, "chmod", refuses)
+    save(config, str(quick_model), tmp_path / "home", [0.5])
+    paths = resolve_paths(tmp_path / "home")
+    export_offline(at(config, str(quick_model), paths), tmp_path / "mine", merged=False)
+    assert (tmp_path / "mine" / "adapter_model.safetensors").exists()

@@ -199,6 +199,8 @@ async def test_another_node_with_our_identity_in_the_local_network_is_told_of_on
         ) -> AsyncGenerator[object, None]:
             async def found() -> AsyncGenerator[tuple[str, ...], None]:
                 yield (f"/ip4/192.168.1.23/tcp/1/p2p/{PEER}",)
+                # Our own announcement of an earlier start, from the memory of a gateway.
+                yield addresses
                 for twin in twins:
                     yield (twin,)
 

@@ -24,7 +24,7 @@ from swarmnode.extensions.pipeline.wire.codec import encode as encoded
 from swarmnode.extensions.pipeline.wire.frames import decode, encode
 from swarmnode.extensions.pipeline.wire.hop_messages import TensorHeader
 from swarmnode.extensions.pipeline.wire.incoming_streams import Reply, WireLimits
-from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, MemberStreams
+from swarmnode.extensions.pipeline.wire.member_streams import PROTOCOL, BrokenOff, MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.services import LIMITS as SERVICES
 from swarmnode.extensions.pipeline.wire.services import MemberService
@@ -234,6 +234,30 @@ async def test_a_plan_that_ends_at_the_node_before_ends_no_step() -> None:
             assert caches is not None
             hold(node, caches)
         assert isinstance(await going, torch.Tensor)
+
+
+@pytest.mark.parametrize("sender", [0, 1])
+async def test_a_step_that_was_passed_on_is_not_computed_again_over_later_ones(
+    sender: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its stream may break before the sender hears that it was passed on."""
+    async with members() as (_, nodes):
+        ask, broken = nodes[sender]._streams.ask, asyncio.Event()
+
+        async def breaks_once(*args: Any, **options: Any) -> Any:
+            found = await ask(*args, **options)
+            if not broken.is_set():
+                broken.set()
+                raise BrokenOff("the connection is gone")
+            return found
+
+        monkeypatch.setattr(nodes[sender]._streams, "ask", breaks_once)
+        for start in range(3):
+            segments = Segments((0,), (start,), (1,))
+            assert isinstance(await send_around(nodes[0], segments=segments), torch.Tensor), start
+            await asyncio.sleep(0.2 if start == 1 else 0.0)  # Longer than the pause before it is sent again.
+        assert broken.is_set()
+        assert [node.steps for node in nodes] == [0, 3, 3]
 
 
 async def test_a_step_goes_around_the_path_and_sessions_end_along_it() -> None:
