@@ -39,8 +39,8 @@ from swarmnode.training.packing import MicroBatch
 from tests.unit.extensions.pipeline.tiny_models import nudge
 
 QUICK = MemberSettings(
-    codec="none", max_norm=1e9, hop_timeout_s=1.0, reconnect_s=0.2, grace_s=1.5,
-    close_timeout_s=2.0,
+    codec="none", max_norm=1e9, hop_timeout_s=2.0, reconnect_s=0.2, grace_s=3.0,
+    close_timeout_s=4.0,
 )  # fmt: skip
 """Nobody waits long for anybody."""
 
