@@ -6,7 +6,6 @@ config, model -> [check_loadable] -> run.py, offline.py: nothing of torch is imp
 loaded_memory.py uses the same arithmetic (memory_plan.py, model/budget.py) once the model is loaded.
 """
 
-import logging
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
@@ -36,8 +35,6 @@ from swarmnode.models import (
     workload,
 )
 from swarmnode.settings.config import Config
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

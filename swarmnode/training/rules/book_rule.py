@@ -73,17 +73,18 @@ class BookRule(Rule):
         self.book.keep_only(lambda entry: self.marks.has_full(entry.task, entry.reward))
         pass_rates = self.marks.pass_rates
         rng = random.Random(f"{self._seed}:{version}:book")
-        settings, usual = self._settings, self.replayed is None
-        count = settings.book_replayed if self.replayed is None else self.replayed
-        step_answers = settings.step_answers if self.step_answers is None else self.step_answers
-        drawn = self.book.draw(count, pass_rates, rng, foreign=settings.book_foreign if usual else None)
+        settings = self._settings
+        count, foreign = settings.book_replayed, settings.book_foreign
+        if self.replayed is not None:
+            count, foreign = self.replayed, None
+        drawn = self.book.draw(count, pass_rates, rng, foreign=foreign)
         drawn = still_needed(drawn, pass_rates, rng)
         return Lessons(
             own=as_they_are(own),
             external=(),
             replayed=tuple(self._replay(entry) for entry in drawn),
-            replay_steps=max(1, len(drawn) // step_answers),
-            shaped=self._settings.shaped,
+            replay_steps=max(1, len(drawn) // (self.step_answers or settings.step_answers)),
+            shaped=settings.shaped,
             report=TrainReport(
                 book=len(self.book),
                 book_foreign=self.book.foreign,
