@@ -143,7 +143,7 @@ class NodeLoop:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._end_workers)
             await self._resume()
-            await self._swarm.join(stack)
+            await self._swarm.join(stack, rate=self._counters.rate_share)
             await self._refresh_status()
             self._stack = stack.pop_all()
         return self
@@ -258,8 +258,10 @@ class NodeLoop:
         if ahead is not None:
             return ahead
         settings = self._config.rollout
-        mix = self._swarm.catching_up.mix(self._config)
-        groups, why = (settings.groups, "") if mix is None else (mix.groups, ", catching up")
+        catching_up = self._swarm.catching_up
+        mix = catching_up.mix(self._config)
+        groups = settings.groups if mix is None else mix.groups
+        why = ", catching up" if catching_up.phase == "on" else ""
         self._board.enter("generating", f"{groups} groups of {settings.group_size}{why}")
         await self._workers.learn(self._learner.use_newest_policy)
         return await self._workers.generate(self._learner.rollouts, number)
@@ -298,6 +300,7 @@ class NodeLoop:
         counters.round = number
         counters.tokens += rollouts.tokens
         counters.seconds += seconds
+        counters.rate_share = self._swarm.catching_up.rate
         # Our own library may return groups of our own.
         authors = [group.author for group in external if group.author != self.status.peer_id]
         counters.external_groups_trained = tally(counters.external_groups_trained, authors)

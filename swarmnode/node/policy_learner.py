@@ -151,6 +151,7 @@ class PolicyLearner(RolloutLearner):
         self._rule.replayed = None if mix is None else mix.replayed
         self._rule.step_answers = None if mix is None else mix.step_answers
         self._trainer.rate_share = 1.0 if mix is None else mix.rate
+        self._trainer.kept_share = 1.0 if mix is None else mix.kept
 
     def origins(self) -> Mapping[Origin, int]:
         return self._rule.origins()

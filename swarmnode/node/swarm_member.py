@@ -50,7 +50,7 @@ class Alone:
     catching_up = CatchingUp()
     """How far the node has caught up with the swarm, through its library."""
 
-    async def join(self, stack: AsyncExitStack) -> None: ...
+    async def join(self, stack: AsyncExitStack, *, rate: float) -> None: ...
 
     async def find_peers(self) -> None: ...
 
@@ -81,15 +81,18 @@ class SwarmMember(Alone):
     def __post_init__(self) -> None:
         self._exchange, self._library = self.network.exchange, self.network.exchange.library
 
-    async def join(self, stack: AsyncExitStack) -> None:
+    async def join(self, stack: AsyncExitStack, *, rate: float) -> None:
         """Start host and exchange until the stack is closed. Nothing is borrowed before the library knows
-        what the book holds."""
+        what the book holds. `rate`: factor on the learning rate at which a former start ended."""
         self._exchange.resume(self.learner.policy_version)
         if self.network.discovery is not None:
             await stack.enter_async_context(self.network.host)
         await stack.enter_async_context(self._exchange)
         if self._library is not None:
             await self._settle(self._library)
+            self.catching_up = CatchingUp(rate=min(1.0, rate))
+            if mix := self.catching_up.mix(self.config):
+                await self.workers.learn(self.learner.catch_up, mix)
 
     async def find_peers(self) -> None:
         """Keep the node attached to its swarm."""

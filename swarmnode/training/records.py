@@ -121,11 +121,13 @@ class Counters(msgspec.Struct, kw_only=True):
     reward_last: float | None = None
     evaluated_round: int | None = None
     external_groups_trained: dict[str, int] = {}
+    rate_share: float = 1.0
+    """Factor on the learning rate: below 1 after catching up with the swarm (node/catching_up.py)."""
 
     def of_other_tasks(self) -> "Counters":
         """Returns the numbers for a run that continues with other tasks, without measurements of the former
         ones."""
-        anew = {"reward_first": None, "reward_last": None, "evaluated_round": None}
+        anew = {"reward_first": None, "reward_last": None, "evaluated_round": None, "rate_share": 1.0}
         return msgspec.structs.replace(self, **anew)
 
 

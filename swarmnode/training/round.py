@@ -107,6 +107,15 @@ class RoundOfPolicy:
     """The longest completion that the sampler allows."""
     steps: Sequence[Sequence[TrainingSample]]
     measured: MeasuredRound
+    kept_share: float = 1.0
+    """Share of the round's change of the weights that is kept. Below 1, the weights after the last step are
+    drawn back towards those before the first, as Lookahead does (Zhang et al. 2019, arXiv:1907.08610)."""
+    _before: list[Tensor] = field(default_factory=list[Tensor])
+    """The weights before the round, if they are needed."""
+
+    def __post_init__(self) -> None:
+        if self.kept_share < 1:
+            self._before.extend(parameter.detach().clone() for parameter in self.policy.parameters)
 
     def size(self, step: int) -> StepSize:
         """Returns the size that the loss of one optimizer step is divided by, no matter how the step is split
@@ -117,6 +126,9 @@ class RoundOfPolicy:
     def finish(self) -> TrainReport:
         """Raises the policy's version by one if it took a step, and returns the round's report."""
         self.policy.version += 1 if self.measured.steps else 0
+        with torch.no_grad():
+            for before, parameter in zip(self._before, self.policy.parameters, strict=False):
+                parameter.lerp_(before, 1 - self.kept_share)
         tokens = sum(completion_tokens(step) for step in self.steps)
         return self.measured.report(
             tokens, self.forward.micro_batch_tokens, with_reference=self.config.kl_coef > 0

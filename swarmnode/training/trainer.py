@@ -80,6 +80,8 @@ class Trainer:
         self.rule = rule or Sapo()
         self.rate_share = 1.0
         """Factor on the learning rate of the next rounds."""
+        self.kept_share = 1.0
+        """Share of each next round's change of the weights that is kept (round.py)."""
         self._sample_rules = SampleRules(
             # The book's answers come again and again.
             lru_cache(PROMPTS_RENDERED)(render),
@@ -124,6 +126,7 @@ class Trainer:
                 lessons.replay_steps,
             ),
             measured,
+            self.kept_share,
         )
 
     def _samples(self, lessons: Sequence[GroupLesson], shaped: bool) -> list[TrainingSample]:

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 from itertools import islice
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from swarmnode.exchange.exchange import Exchange
@@ -20,11 +21,14 @@ from swarmnode.model.policy import Policy
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.node.catching_up import (
     BORROWED_EVERY,
-    DOUBTED_FOR,
+    ENOUGH_ANSWERS,
+    HURRIED_FOR,
+    KEPT,
     LEAST_ANSWERS,
     MOST_ROUNDS,
     PATIENCE,
     RATE,
+    RATE_BACK,
     RATE_HALVED_AFTER,
     STEP_ANSWERS,
     STEPS,
@@ -110,44 +114,59 @@ def test_a_single_lucky_round_does_not_carry_it_on() -> None:
 
 def test_a_round_has_few_own_groups_and_several_steps_of_the_book() -> None:
     config = load_config(environ={}, assignments=["rollout.groups=16"]).config
-    first = RoundMix(groups=2, replayed=STEPS * STEP_ANSWERS, step_answers=STEP_ANSWERS, rate=RATE)
+    first = RoundMix(2, STEPS * STEP_ANSWERS, STEP_ANSWERS, rate=RATE, kept=KEPT)
     assert begun().mix(config) == first
 
 
-def test_steps_become_smaller_round_by_round() -> None:
-    rising = [0.01 * number for number in range(MOST_ROUNDS - 1)]
-    mixes = [after(begun(), *rising[:rounds]).mix(Config()) for rounds in range(MOST_ROUNDS)]
-    rates = [mix.rate for mix in mixes if mix is not None]
-    assert len(rates) == MOST_ROUNDS and rates == sorted(set(rates), reverse=True)
-    assert rates[RATE_HALVED_AFTER] == rates[0] / 2
+def rate_of(state: CatchingUp) -> float:
+    mix = state.mix(Config())
+    return 1.0 if mix is None else mix.rate
 
 
-def test_much_is_borrowed_until_it_begins_and_little_beside_it() -> None:
-    states = (CatchingUp(), *(after(begun(), *[0.1] * rounds) for rounds in range(BORROWED_EVERY + 1)))
+def test_steps_become_smaller_with_the_answers_that_were_replayed() -> None:
+    report = TrainReport(replayed=RATE_HALVED_AFTER // 4)
+    states = [begun()]
+    for _ in range(8):
+        states.append(states[-1].after_round(library_round([], 100, report, Config())))
+    rates = [rate_of(state) for state in states]
+    assert rates == sorted(set(rates), reverse=True)
+    assert rates[4] == pytest.approx(rates[0] / 2) and rates[8] == pytest.approx(rates[0] / 3)
+    assert rate_of(after(begun(), 0.1, 0.2)) == rates[0], "nothing was replayed"
+
+
+def test_after_catching_up_the_learning_rate_comes_back_slowly() -> None:
+    state = begun().after_round(LibraryRound(100, 0, 0.1, 1.0, replayed=9 * RATE_HALVED_AFTER))
+    while state.phase == "on":
+        state = after(state, 0.1)
+    config = Config()
+    assert state.mix(config) == RoundMix(config.rollout.groups, None, None, rate=RATE / 10)
+    assert rate_of(after(state, 0.1, 0.1)) == pytest.approx(RATE / 10 * RATE_BACK**2)
+    back = after(state, *[0.1] * 500)
+    assert back.mix(config) is None
+
+
+def test_who_catches_up_again_after_a_restart_begins_at_the_rate_of_before() -> None:
+    resumed = CatchingUp(rate=0.2)
+    assert rate_of(resumed) == 0.2
+    assert rate_of(resumed.after_round(LibraryRound(100, 0, 0.1, 5.0))) == 0.2 * RATE
+
+
+def test_much_is_borrowed_until_the_book_has_enough_and_little_after_that() -> None:
+    rich = CatchingUp().after_round(LibraryRound(ENOUGH_ANSWERS, 0, 0.1, 5.0))
+    states = (CatchingUp(), *(after(rich, *[0.1] * rounds) for rounds in range(BORROWED_EVERY + 1)))
     first, beside, *later = (state.groups_to_borrow(Config()) for state in states)
     assert first > beside > 0
     assert later == [0] * (BORROWED_EVERY - 1) + [beside]
 
 
-def test_while_more_authors_wait_than_teach_it_borrows_on_but_not_for_ever() -> None:
-    doubted = LibraryRound(100, 0, 0.1, 5.0, few_teach=True)
+def test_while_the_book_has_little_it_borrows_on_but_not_for_ever() -> None:
     state, borrowed = CatchingUp(), list[int]()
-    for _ in range(DOUBTED_FOR + 2):
+    for _ in range(HURRIED_FOR + 2):
         borrowed.append(state.groups_to_borrow(Config()))
-        state = state.after_round(doubted)
-    first, *doubting, last = borrowed
-    assert first > doubting[0] and doubting == doubting[:1] * DOUBTED_FOR
-    assert last < doubting[0], "liars wait for ever"
-    settled = CatchingUp().after_round(doubted).after_round(LibraryRound(100, 0, 0.1, 5.0))
-    assert settled.groups_to_borrow(Config()) == 0
-
-
-@pytest.mark.parametrize(
-    ("teaching", "waiting", "few"), [(0, 0, False), (1, 2, True), (2, 2, False), (2, 3, True), (3, 5, False)]
-)
-def test_few_teach_while_more_wait_and_they_are_not_enough(teaching: int, waiting: int, few: bool) -> None:
-    report = TrainReport(teaching=teaching, waiting=waiting)
-    assert library_round([], 0, report, Config()).few_teach == few
+        state = state.after_round(LibraryRound(100, 0, 0.1, 5.0))
+    first, *much, last = borrowed
+    assert first > much[0] and much == much[:1] * HURRIED_FOR
+    assert last < much[0], "liars wait for ever"
 
 
 def test_the_log_says_what_it_brought() -> None:
@@ -254,9 +273,8 @@ async def test_a_newcomer_borrows_says_so_and_ends_with_usual_rounds() -> None:
                 await asyncio.sleep(0.01)
             loop.request_stop()
             await running
-    first, second, *_, last = learner.mixes
+    first, *_, last = learner.mixes
     assert first is not None and first.groups == 1 and last is None
-    assert second is not None and first.rate > second.rate
     taught = {group.example.key for _, others in learner.trained for group in others}
     assert len(taught) == 60
     status: NodeStatus = seen.rounds[-1]
@@ -264,6 +282,38 @@ async def test_a_newcomer_borrows_says_so_and_ends_with_usual_rounds() -> None:
     assert not status.library.catching_up
     assert status.library.answers == sum(learner.origins().values()), "in whatever round they entered"
     assert measurements(status)["library.rounds"] == status.library.rounds > WINDOW
+
+
+class Replays(FakeLearner):
+    """Replays much of the book in every round."""
+
+    def train(self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup]) -> TrainReport:
+        return msgspec.structs.replace(super().train(own, external), replayed=RATE_HALVED_AFTER)
+
+
+async def test_a_restart_continues_at_the_learning_rate_that_was_reached() -> None:
+    first, network = Replays(NEWCOMER.peer_id, round_s=0.01), MemoryNetwork()
+    async with AsyncExitStack() as stack:
+        lender = await veteran(stack, network, FakeTask(), 60)
+        parts = await newcomer(stack, network, lender, FakeTask())
+        loop = node(first, "node.rounds=400", "exchange.external_groups=4", network=parts)
+        async with asyncio.timeout(60), loop:
+            running = asyncio.create_task(loop.run())
+            while not (len(first.mixes) > 3 or running.done()):  # noqa: ASYNC110  no event
+                await asyncio.sleep(0.01)
+            loop.request_stop()
+            await running
+    _, saved = first.disk[-1]
+    done, rate = saved.round, saved.rate_share
+    assert rate < RATE / 2
+    second = FakeLearner(NEWCOMER.peer_id, disk=first.disk)
+    host = MemoryNetwork().host(NEWCOMER.peer_id)
+    parts = NetworkParts(host, exchange_of(host, NEWCOMER, FakeTask(), Shelf()), None)
+    async with host:
+        summary = await run(node(second, f"node.rounds={done + 2}", network=parts))
+    assert summary.rounds == done + 2
+    rates = [mix.rate for mix in second.mixes if mix]
+    assert rates == pytest.approx([rate * RATE_BACK**number for number in range(3)])
 
 
 async def test_a_node_in_a_drought_asks_for_libraries_again(monkeypatch: pytest.MonkeyPatch) -> None:

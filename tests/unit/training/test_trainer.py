@@ -347,6 +347,22 @@ def test_replayed_answers_may_have_steps_of_their_own_at_a_part_of_the_learning_
     assert (usual.optimizer_steps, usual.learning_rate) == (1, pytest.approx(1e-2))
 
 
+def test_a_share_of_what_a_round_changes_can_be_kept(policy: Policy, group: GroupMaker) -> None:
+    trainer, own = trainer_for(policy), [group(ANSWERS, [1.0, 0.0, 0.0, 0.0])]
+    began = [parameter.detach().clone() for parameter in policy.parameters]
+    trainer.train(own, [])
+    whole = [parameter.detach() - before for parameter, before in zip(policy.parameters, began, strict=True)]
+    with torch.no_grad():
+        for parameter, before in zip(policy.parameters, began, strict=True):
+            parameter.copy_(before)
+    again = trainer_for(policy)
+    policy.version, again.kept_share = 0, 0.25
+    again.train(own, [])
+    kept = [parameter.detach() - before for parameter, before in zip(policy.parameters, began, strict=True)]
+    assert any(change.any() for change in whole)
+    torch.testing.assert_close(kept, [0.25 * change for change in whole])
+
+
 def test_the_ratio_bounds_own_samples_of_later_steps_and_no_replayed_ones(
     policy: Policy, group: GroupMaker
 ) -> None:
