@@ -15,6 +15,8 @@ means over all of them.
 - newcomer_vs_alone: its held-out reward then, minus that of the better one of those without a library
   after as many CPU seconds.
 - library_poisoned_share: how much of that is left with three liars of eight, after as many CPU seconds.
+- later_vs_veterans: held-out reward of the first two newcomers, with the libraries, over their veterans': the
+  mean of 60, 70 and 80 rounds after the goal, when their rounds have long been usual ones.
 
 A newcomer that never gets there counts with all that it spent.
 
@@ -75,6 +77,9 @@ ALONE = {"alone": "sapo", "own book": "own_book"}
 
 MOST_ROUNDS = 100
 """The newcomer ends here if it never gets there."""
+
+LATER, LATER_ROUNDS = 2, 80
+"""Newcomers that go on after the goal, and for how many rounds."""
 
 LENT_WITHIN_S = 3.0
 """How long a round waits at most for what is lent: in a node all the time of a round is there for it."""
@@ -176,9 +181,10 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
         curves = await grown_up(veterans, options, clock)
         for one in veterans:
             await lends_only(one)
-        goal = GOAL * fmean(curve.held_out[-1] for curve in curves)
+        veterans_end = fmean(curve.held_out[-1] for curve in curves)
+        goal = GOAL * veterans_end
         spent = fmean(curve.until(goal) or curve.cpu_s[-1] for curve in curves)
-        print(f"veterans: {fmean(c.held_out[-1] for c in curves):.3f} held out, {spent:.1f} CPU s to", end="")
+        print(f"veterans: {veterans_end:.3f} held out, {spent:.1f} CPU s to", end="")
         print(
             f" {goal:.3f}; libraries of {[len(v.exchange.library.shelf) for v in veterans]} groups",
             flush=True,
@@ -187,7 +193,8 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
         for number in range(options.newcomers):
             newcomer = functools.partial(node, NEWCOMER, f"newcomer {number}")
             async with liars(network, tasks, clock, options) as lying:
-                curves = await four_runs(newcomer, options, veterans, lying, clock, goal=goal)
+                later = number < LATER
+                curves = await four_runs(newcomer, options, veterans, lying, clock, goal=goal, later=later)
             found.append(Newcomer(curves, goal, spent))
             print(f"newcomer {number}: {found[-1].summary}", flush=True)
     gain = fmean(one.gain for one in found)
@@ -195,6 +202,7 @@ async def measured(options: argparse.Namespace) -> dict[str, Any]:
         "catch_up_cpu_share": fmean(one.cpu_share for one in found),
         "newcomer_vs_alone": gain,
         "library_poisoned_share": fmean(one.left for one in found) / gain,
+        "later_vs_veterans": fmean(one.later for one in found[:LATER]) / veterans_end,
     }
     if not all(one.reached for one in found):
         print("a newcomer never got there: catch_up_cpu_share is a lower bound", flush=True)
@@ -216,11 +224,15 @@ async def four_runs(
     clock: Clock,
     *,
     goal: float,
+    later: bool,
 ) -> dict[str, Curve]:
-    """One newcomer's runs, by what it has: until the goal with the libraries, then for as long without."""
+    """One newcomer's runs, by what it has: until the goal with the libraries, then for as long without. If
+    `later`, the first of them goes on after that."""
     curves = dict[str, Curve]()
     async with newcomer(config_of(options)) as one:
         curves["library"] = await learnt(one, veterans, clock, goal=goal)
+        if later:
+            curves["later"] = await went_on(one, clock)
     until_s = curves["library"].until(goal) or curves["library"].cpu_s[-1]
     async with newcomer(config_of(options)) as one:
         curves["library with liars"] = await learnt(one, [*veterans, *lying], clock, cpu_s=until_s)
@@ -263,6 +275,11 @@ class Newcomer:
     def left(self) -> float:
         """The same among liars."""
         return self._over_alone("library with liars")
+
+    @property
+    def later(self) -> float:
+        """Held-out reward long after the goal."""
+        return fmean(self.curves["later"].held_out[-3:])
 
     @property
     def summary(self) -> str:
@@ -325,6 +342,20 @@ async def learnt(
         curve.story["dropped"] = dict(dropped)
     print(f"  rounds {curve.rounds} held out {[round(h, 3) for h in curve.held_out]}", flush=True)
     print(f"  CPU s {[round(s, 2) for s in curve.cpu_s]} {curve.story}", flush=True)
+    return curve
+
+
+async def went_on(one: SwarmNode, clock: Clock) -> Curve:
+    """What follows for a newcomer that has the goal. CPU seconds are not counted."""
+    curve = Curve()
+    for number in range(1, LATER_ROUNDS + 1):
+        clock.now += ROUND_S
+        groups = one.generate()
+        await one.publish(groups)
+        one.train(groups, await one.collect())
+        if number % (5 * LOOK_EVERY) == 0:
+            curve.add(0.0, held_out(one), one.rounds)
+    print(f"  later: rounds {curve.rounds} held out {[round(h, 3) for h in curve.held_out]}", flush=True)
     return curve
 
 
