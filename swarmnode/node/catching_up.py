@@ -38,16 +38,20 @@ STEP_ANSWERS = 48
 learn more from the same answers. With 32 it took an eighth longer, since each step has its own cost."""
 
 RATE = 1.25
-"""Factor on the learning rate at first. It falls with every answer that is replayed: with any constant factor
-the reward rises later or ends lower."""
+"""Factor on the learning rate when catching up begins, times what an earlier start left of it. It falls with
+every answer that is replayed: with any constant factor the reward rises later or ends lower."""
 
 RATE_HALVED_AFTER = 3000
 """Replayed answers after which that factor has halved; after twice as many it is a third. Rounds are no
 measure: those of a small book have few steps."""
 
+LEAST_RATE = 0.1
+"""The factor never falls below this."""
+
 RATE_BACK = 1.005
-"""Growth of that factor in every usual round, until it is 1. At once, held-out reward fell from 0.80 to 0.69,
-and was at 0.75 seventy rounds later."""
+"""Growth of the factor in every usual round, until it is 1: from LEAST_RATE that takes 460. When the whole
+rate came back at once, held-out reward fell from 0.80 to 0.69 in twenty rounds and was at 0.75 after seventy;
+this way it was at 0.82."""
 
 KEPT = 0.7
 """Share of a round's change of the weights that is kept. Many large steps over the same answers go a little
@@ -58,7 +62,7 @@ BORROWED_AT_ONCE = 12
 others."""
 
 BORROWED_FOR_MORE = 8
-"""The same factor after that, until the book holds ENOUGH_ANSWERS."""
+"""The factor on borrowed groups while the node catches up and its book holds less than ENOUGH_ANSWERS."""
 
 ENOUGH_ANSWERS = 384
 """Right answers from libraries in the book, half of those that a round can replay. With 200, because few
@@ -66,15 +70,14 @@ authors taught at first, the goal of newcomer.py took half as long again. With 5
 more than they gained."""
 
 HURRIED_FOR = 8
-"""Most rounds of catching up that borrow so much: libraries may be small, and liars wait for ever."""
+"""Most rounds that borrow BORROWED_FOR_MORE times: libraries may be small, and liars wait for ever."""
 
 BORROWED_BESIDE = 2
-"""The same factor after that, in every fourth round of catching up and in usual rounds, so that authors who
-still wait are measured by something new. More judging, mending and measuring costs more than steps would
-gain."""
+"""The factor on borrowed groups in later rounds, so that authors who still wait are measured by something
+new. More judging, mending and measuring costs more than steps would gain."""
 
 BORROWED_EVERY = 4
-"""Rounds of catching up from one that borrows to the next."""
+"""Of the later rounds of catching up, one in so many borrows; usual rounds all do."""
 
 WINDOW = 6
 """Number of rounds over which rewards are averaged."""
@@ -157,14 +160,17 @@ class CatchingUp:
                 rewards = self.rewards if seen.reward is None else (*self.rewards, seen.reward)
                 replayed = self.replayed + seen.replayed
                 fall = (RATE_HALVED_AFTER + self.replayed) / (RATE_HALVED_AFTER + replayed)
-                now = replace(
-                    now, rewards=rewards, rounds=self.rounds + 1, replayed=replayed, rate=self.rate * fall
-                )
+                rate = max(LEAST_RATE, self.rate * fall)
+                now = replace(now, rewards=rewards, rounds=self.rounds + 1, replayed=replayed, rate=rate)
                 if now.rounds < MOST_ROUNDS and rises(rewards):
                     return now
                 return replace(now, phase="over", rate=min(1.0, now.rate))
             case _:
-                return replace(now, rate=min(1.0, RATE_BACK * self.rate))
+                return now.after_usual_round()
+
+    def after_usual_round(self) -> "CatchingUp":
+        """Returns the state after a usual round, whatever libraries had in it."""
+        return replace(self, rate=min(1.0, RATE_BACK * self.rate))
 
     def mix(self, config: Config) -> RoundMix | None:
         """Returns the mix of the next round. None: as the settings say."""

@@ -117,7 +117,8 @@ class Learner(Protocol):
         ...
 
     def catch_up(self, mix: RoundMix | None) -> None:
-        """Use this mix for the next rounds; None: as configured. `rollouts` may not be running."""
+        """Use this mix for the next rounds; None: as configured. Called before the first round as well, if an
+        earlier start had caught up. `rollouts` may not be running."""
         ...
 
     def origins(self) -> Mapping[Origin, int]:

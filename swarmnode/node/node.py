@@ -123,9 +123,9 @@ class NodeLoop:
             neighbours=neighbours,
         )
         self._saving = Saving(learner, self._workers, self._board)
-        self._swarm = Alone()
+        self._swarm = Alone(config, learner, self._workers)
         if network is not None:
-            self._swarm = SwarmMember(config, network, learner, self._workers, self._board, self._droughts)
+            self._swarm = SwarmMember(config, learner, self._workers, network, self._board, self._droughts)
 
     @property
     def status(self) -> NodeStatus:

@@ -44,13 +44,21 @@ class NetworkParts:
     """None: the caller starts the host and keeps it attached."""
 
 
+@dataclass
 class Alone:
-    """The swarm of a node that shares nothing; `SwarmMember` says what each method is for."""
+    """The swarm of a node that shares nothing; `SwarmMember` says what else each method is for."""
 
-    catching_up = CatchingUp()
+    config: Config
+    learner: Learner
+    workers: Workers
+    catching_up: CatchingUp = field(default_factory=CatchingUp, kw_only=True)
     """How far the node has caught up with the swarm, through its library."""
 
-    async def join(self, stack: AsyncExitStack, *, rate: float) -> None: ...
+    async def join(self, stack: AsyncExitStack, *, rate: float) -> None:
+        """Train at this factor on the learning rate, which an earlier start had reached."""
+        self.catching_up = CatchingUp(rate=min(1.0, rate))
+        if mix := self.catching_up.mix(self.config):
+            await self.workers.learn(self.learner.catch_up, mix)
 
     async def find_peers(self) -> None: ...
 
@@ -59,7 +67,15 @@ class Alone:
 
     async def settle_round(
         self, own: Sequence[RolloutGroup], external: Sequence[RolloutGroup], report: TrainReport
-    ) -> None: ...
+    ) -> None:
+        """Let the learning rate come back."""
+        await self._go_on(self.catching_up.after_usual_round())
+
+    async def _go_on(self, now: CatchingUp) -> None:
+        """Continue with this state: the mix of the rounds may change."""
+        before, self.catching_up = self.catching_up, now
+        if (mix := now.mix(self.config)) != before.mix(self.config):
+            await self.workers.learn(self.learner.catch_up, mix)
 
     async def show(self) -> None: ...
 
@@ -68,10 +84,7 @@ class Alone:
 class SwarmMember(Alone):
     """The swarm of a node that exchanges rollouts."""
 
-    config: Config
     network: NetworkParts
-    learner: Learner
-    workers: Workers
     board: StatusBoard
     droughts: Droughts
     _origins: Mapping[Origin, int] = field(default_factory=dict[Origin, int])
@@ -83,16 +96,14 @@ class SwarmMember(Alone):
 
     async def join(self, stack: AsyncExitStack, *, rate: float) -> None:
         """Start host and exchange until the stack is closed. Nothing is borrowed before the library knows
-        what the book holds. `rate`: factor on the learning rate at which a former start ended."""
+        what the book holds."""
+        await super().join(stack, rate=rate)
         self._exchange.resume(self.learner.policy_version)
         if self.network.discovery is not None:
             await stack.enter_async_context(self.network.host)
         await stack.enter_async_context(self._exchange)
         if self._library is not None:
             await self._settle(self._library)
-            self.catching_up = CatchingUp(rate=min(1.0, rate))
-            if mix := self.catching_up.mix(self.config):
-                await self.workers.learn(self.learner.catch_up, mix)
 
     async def find_peers(self) -> None:
         """Keep the node attached to its swarm."""
@@ -139,6 +150,8 @@ class SwarmMember(Alone):
             await self._settle(self._library)
             taught = [(*origin, self._origins[origin]) for origin in self._origins.keys() - before]
             await self._catch_up(self._library, own, report)
+        else:
+            await self._go_on(self.catching_up.after_usual_round())
         if self._exchange.receipts is not None:
             self._exchange.receipts.note_learnt(taught)
         if report.pass_rates:
@@ -154,12 +167,10 @@ class SwarmMember(Alone):
     async def _catch_up(self, library: Borrower, own: Sequence[RolloutGroup], report: TrainReport) -> None:
         """Decide whether the mix of the rounds changes from now on."""
         before, found = self.catching_up, library.borrowed
-        seen = library_round(own, library.count_drawn(self._origins), report, self.config)
-        self.catching_up = now = before.after_round(seen)
+        now = before.after_round(library_round(own, library.count_drawn(self._origins), report, self.config))
         if line := phase_change(before, now, found.lenders, found.authors):
             logger.info("%s", line)
-        if (mix := now.mix(self.config)) != before.mix(self.config):
-            await self.workers.learn(self.learner.catch_up, mix)
+        await self._go_on(now)
         self.board.show_library(library, now)
 
     async def show(self) -> None:

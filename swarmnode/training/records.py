@@ -51,7 +51,7 @@ class TrainReport(msgspec.Struct, frozen=True, kw_only=True):
     optimizer_steps: int = 0
     """Optimizer steps taken."""
     learning_rate: float | None = None
-    """Learning rate of the round, by training.schedule."""
+    """Learning rate of the round, by training.schedule; lower for a while after catching up."""
     loss: float | None = None
     """Mean loss of the steps."""
     grad_norm: float | None = None
@@ -122,12 +122,13 @@ class Counters(msgspec.Struct, kw_only=True):
     evaluated_round: int | None = None
     external_groups_trained: dict[str, int] = {}
     rate_share: float = 1.0
-    """Factor on the learning rate: below 1 after catching up with the swarm (node/catching_up.py)."""
+    """Factor on the learning rate, other than 1 once a node catches up with its swarm
+    (node/catching_up.py)."""
 
     def of_other_tasks(self) -> "Counters":
         """Returns the numbers for a run that continues with other tasks, without measurements of the former
         ones."""
-        anew = {"reward_first": None, "reward_last": None, "evaluated_round": None, "rate_share": 1.0}
+        anew = {"reward_first": None, "reward_last": None, "evaluated_round": None}
         return msgspec.structs.replace(self, **anew)
 
 

@@ -124,7 +124,8 @@ class RoundOfPolicy:
         return StepSize(len(samples), completion_tokens(samples), self.max_tokens)
 
     def finish(self) -> TrainReport:
-        """Raises the policy's version by one if it took a step, and returns the round's report."""
+        """Raises the policy's version by one if it took a step, draws its weights back if only a share of the
+        round's change is kept, and returns the round's report."""
         self.policy.version += 1 if self.measured.steps else 0
         with torch.no_grad():
             for before, parameter in zip(self._before, self.policy.parameters, strict=False):

@@ -25,6 +25,7 @@ from swarmnode.node.catching_up import (
     HURRIED_FOR,
     KEPT,
     LEAST_ANSWERS,
+    LEAST_RATE,
     MOST_ROUNDS,
     PATIENCE,
     RATE,
@@ -53,7 +54,7 @@ from swarmnode.tasks.task import Task, draw_train, score_strictly
 from swarmnode.testing import FakeLearner
 from swarmnode.testing.fake_task import FakeTask
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
-from swarmnode.training.records import TrainReport
+from swarmnode.training.records import Counters, TrainReport
 from swarmnode.training.rules.rules import uses_library
 from swarmnode.types import Completion, Example, ExampleKey, RolloutGroup, Scores, one_span
 from tests.own_rules import TRUSTING
@@ -143,6 +144,11 @@ def test_after_catching_up_the_learning_rate_comes_back_slowly() -> None:
     assert rate_of(after(state, 0.1, 0.1)) == pytest.approx(RATE / 10 * RATE_BACK**2)
     back = after(state, *[0.1] * 500)
     assert back.mix(config) is None
+
+
+def test_the_learning_rate_has_a_floor() -> None:
+    state = begun().after_round(LibraryRound(100, 0, 0.1, 1.0, replayed=1000 * RATE_HALVED_AFTER))
+    assert rate_of(state) == LEAST_RATE
 
 
 def test_who_catches_up_again_after_a_restart_begins_at_the_rate_of_before() -> None:
@@ -314,6 +320,16 @@ async def test_a_restart_continues_at_the_learning_rate_that_was_reached() -> No
     assert summary.rounds == done + 2
     rates = [mix.rate for mix in second.mixes if mix]
     assert rates == pytest.approx([rate * RATE_BACK**number for number in range(3)])
+
+
+async def test_the_learning_rate_comes_back_where_there_is_no_library_any_more() -> None:
+    caught_up = FakeLearner("me")
+    caught_up.disk.append((3, Counters(round=3, rate_share=0.5)))
+    learner = FakeLearner("me", disk=caught_up.disk)
+    await run(node(learner, "node.rounds=5"))
+    rates = [mix.rate for mix in learner.mixes if mix]
+    assert rates == pytest.approx([0.5 * RATE_BACK**number for number in range(3)])
+    assert learner.disk[-1][1].rate_share == rates[-1]
 
 
 async def test_a_node_in_a_drought_asks_for_libraries_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pytest
 from swarmnode.errors import CheckpointError, TaskError
 from swarmnode.model.base_model import load_base_model
 from swarmnode.model.policy import Policy
+from swarmnode.node.catching_up import RoundMix
 from swarmnode.node.learner import Overlap, RoundRollouts
 from swarmnode.node.policy_learner import PolicyLearner
 from swarmnode.node.rollout_learner import partial_settings
@@ -149,6 +150,23 @@ def test_a_new_policy_generates_from_when_it_is_taken_over(make: Make) -> None:
     assert versions(learner.rollouts(2)) == {0}, "training is over, but nobody has said so"
     learner.use_newest_policy()
     assert versions(learner.rollouts(3)) == {trained}
+
+
+def test_the_mix_of_a_round_reaches_sampling_trainer_and_rule_until_it_is_taken_back(make: Make) -> None:
+    learner = make()
+
+    def in_force() -> tuple[float, float, int | None, int | None]:
+        trainer, rule = learner._trainer, learner._rule
+        return trainer.rate_share, trainer.kept_share, rule.replayed, rule.step_answers
+
+    learner.catch_up(RoundMix(1, 8, 2, rate=0.5, kept=0.25))
+    assert in_force() == (0.5, 0.25, 8, 2)
+    assert len(learner.rollouts(1).groups) == 1
+    learner.catch_up(RoundMix(2, None, None, rate=0.5))
+    assert in_force() == (0.5, 1.0, None, None)
+    learner.catch_up(None)
+    assert in_force() == (1.0, 1.0, None, None)
+    assert len(learner.rollouts(2).groups) == learner._config.rollout.groups
 
 
 def test_no_example_is_asked_twice_over_rounds_and_restarts(make: Make) -> None:

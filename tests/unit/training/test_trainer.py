@@ -347,20 +347,22 @@ def test_replayed_answers_may_have_steps_of_their_own_at_a_part_of_the_learning_
     assert (usual.optimizer_steps, usual.learning_rate) == (1, pytest.approx(1e-2))
 
 
-def test_a_share_of_what_a_round_changes_can_be_kept(policy: Policy, group: GroupMaker) -> None:
-    trainer, own = trainer_for(policy), [group(ANSWERS, [1.0, 0.0, 0.0, 0.0])]
-    began = [parameter.detach().clone() for parameter in policy.parameters]
-    trainer.train(own, [])
-    whole = [parameter.detach() - before for parameter, before in zip(policy.parameters, began, strict=True)]
-    with torch.no_grad():
-        for parameter, before in zip(policy.parameters, began, strict=True):
-            parameter.copy_(before)
-    again = trainer_for(policy)
-    policy.version, again.kept_share = 0, 0.25
-    again.train(own, [])
-    kept = [parameter.detach() - before for parameter, before in zip(policy.parameters, began, strict=True)]
-    assert any(change.any() for change in whole)
-    torch.testing.assert_close(kept, [0.25 * change for change in whole])
+def test_a_share_of_what_a_round_of_several_steps_changes_can_be_kept(
+    base: LoadedModel, group: GroupMaker
+) -> None:
+    own = [group(ANSWERS, [1.0, 0.0, 0.0, 0.0])]
+    before = weights(fresh_policy(base))
+
+    def change(share: float) -> torch.Tensor:
+        policy = fresh_policy(base)
+        trainer = trainer_for(policy, sequences_per_step=2)
+        trainer.kept_share = share
+        assert trainer.train(own, []).optimizer_steps == 2
+        return weights(policy) - before
+
+    whole = change(1.0)
+    assert whole.any()
+    torch.testing.assert_close(change(0.25), 0.25 * whole)
 
 
 def test_the_ratio_bounds_own_samples_of_later_steps_and_no_replayed_ones(
