@@ -55,7 +55,7 @@ this way it was at 0.82."""
 
 KEPT = 0.7
 """Share of a round's change of the weights that is kept. Many large steps over the same answers go a little
-too far: the goal of newcomer.py took a seventh longer with all of it."""
+too far: the goal of newcomer.py took a third more tokens with all of it."""
 
 BORROWED_AT_ONCE = 12
 """Until catching up begins, a round takes this many times the groups from libraries that it wants from
@@ -233,4 +233,5 @@ def phase_change(before: CatchingUp, now: CatchingUp, lenders: int, authors: int
     saved = "we had found none of it ourselves"
     if now.rounds_worth is not None:
         saved = f"our own sampling would have needed {now.rounds_worth:.0f} rounds to find as much"
-    return f"caught up in {now.rounds} rounds: {rewards}; {saved} ({source})"
+    rate = f"the learning rate is {now.rate:.0%} of what is set and grows by {RATE_BACK - 1:.1%} a round"
+    return f"caught up in {now.rounds} rounds: {rewards}; {saved} ({source}); {rate}"

@@ -182,7 +182,9 @@ def test_the_log_says_what_it_brought() -> None:
     )
     assert "from the library of this home" in phase_change(CatchingUp(), state, 0, 3), "a file was taken in"
     over = after(state, *[0.1] * WINDOW, *[0.6] * (WINDOW + PATIENCE))
-    assert "our own sampling would have needed 20 rounds" in phase_change(state, over, 2, 3)
+    said = phase_change(state, over, 2, 3)
+    assert "our own sampling would have needed 20 rounds" in said
+    assert said.endswith("the learning rate is 100% of what is set and grows by 0.5% a round")
     assert phase_change(state, state, 2, 3) == ""
     nothing = CatchingUp().after_round(LibraryRound(100, 0, 0.0, 0.0))
     assert nothing.rounds_worth is None
