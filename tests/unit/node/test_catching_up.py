@@ -140,7 +140,8 @@ def test_after_catching_up_the_learning_rate_comes_back_slowly() -> None:
     while state.phase == "on":
         state = after(state, 0.1)
     config = Config()
-    assert state.mix(config) == RoundMix(config.rollout.groups, None, None, rate=RATE / 10)
+    assert state.mix(config) == RoundMix(config.rollout.groups, None, None, rate=state.rate)
+    assert state.rate == pytest.approx(RATE / 10)
     assert rate_of(after(state, 0.1, 0.1)) == pytest.approx(RATE / 10 * RATE_BACK**2)
     back = after(state, *[0.1] * 500)
     assert back.mix(config) is None
