@@ -350,9 +350,7 @@ async def went_on(one: SwarmNode, clock: Clock) -> Curve:
     curve = Curve()
     for number in range(1, LATER_ROUNDS + 1):
         clock.now += ROUND_S
-        groups = one.generate()
-        await one.publish(groups)
-        one.train(groups, await one.collect())
+        await round_together([one])
         if number % (5 * LOOK_EVERY) == 0:
             curve.add(0.0, held_out(one), one.rounds)
     print(f"  later: rounds {curve.rounds} held out {[round(h, 3) for h in curve.held_out]}", flush=True)

@@ -65,9 +65,9 @@ BORROWED_FOR_MORE = 8
 """The factor on borrowed groups while the node catches up and its book holds less than ENOUGH_ANSWERS."""
 
 ENOUGH_ANSWERS = 384
-"""Right answers from libraries in the book, half of those that a round can replay. With 200, because few
-authors taught at first, the goal of newcomer.py took half as long again. With 512, judging the others cost
-more than they gained."""
+"""Right answers from libraries in the book, half of those that a round can replay. A newcomer whose book had
+some 200, since few authors taught at first, took half as long again. 256 and 512 were no better and no worse
+than runs differ."""
 
 HURRIED_FOR = 8
 """Most rounds that borrow BORROWED_FOR_MORE times: libraries may be small, and liars wait for ever."""
@@ -169,7 +169,7 @@ class CatchingUp:
                 return now.after_usual_round()
 
     def after_usual_round(self) -> "CatchingUp":
-        """Returns the state after a usual round, whatever libraries had in it."""
+        """Returns the state after a round that did not catch up: only the rate changes."""
         return replace(self, rate=min(1.0, RATE_BACK * self.rate))
 
     def mix(self, config: Config) -> RoundMix | None:

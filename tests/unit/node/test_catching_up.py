@@ -315,6 +315,8 @@ async def test_a_restart_continues_at_the_learning_rate_that_was_reached() -> No
     _, saved = first.disk[-1]
     done, rate = saved.round, saved.rate_share
     assert rate < RATE / 2
+    falling = [mix.rate for mix in first.mixes[:4] if mix]
+    assert falling == sorted(set(falling), reverse=True)
     second = FakeLearner(NEWCOMER.peer_id, disk=first.disk)
     host = MemoryNetwork().host(NEWCOMER.peer_id)
     parts = NetworkParts(host, exchange_of(host, NEWCOMER, FakeTask(), Shelf()), None)
