@@ -9,9 +9,8 @@ terminal copies it as one line.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
@@ -26,13 +25,23 @@ HISTORY_ROUNDS = 60
 
 class LivePanel(LiveHandler):
     """A `Watcher` of all policies of a process: draws the first in place, with the latest log lines below.
-    Rounds of the others are such lines."""
+    Rounds of the others are such lines.
+
+    A terminal that becomes narrower folds the lines that it shows, so an old frame then takes more of them
+    than were drawn, and going up by those leaves the rest behind. So at another size everything is wiped.
+    """
 
     def __init__(self, console: Console) -> None:
         super().__init__(logging.INFO)
         self._lines: deque[str] = deque(maxlen=LOG_LINES)
         self._rewards: deque[float] = deque(maxlen=HISTORY_ROUNDS)
-        self._screen = InPlace(console)
+        self._console = console
+        self._begin()
+
+    def _begin(self) -> None:
+        self._size, self._command = self._console.size, ""
+        self._live = Live(console=self._console, auto_refresh=False, transient=False)
+        self._live.start()
 
     def emit(self, record: logging.LogRecord) -> None:
         self._tell(f"{policy_label.get()}{record.getMessage()}")
@@ -47,45 +56,23 @@ class LivePanel(LiveHandler):
             return
         if event == "round" and status.reward.own is not None:
             self._rewards.append(status.reward.own)
-        rewards, lines, now = tuple(self._rewards), tuple(self._lines), time.time()
-        self._screen.draw(lambda height: NodePanel(status, rewards, lines, now, height), status)
+        self._draw(status)
 
-    def close(self) -> None:
-        self._screen.close()
-        super().close()
-
-
-class InPlace:
-    """Draws a panel again and again in the same place, on a terminal that may change its size.
-
-    A terminal that becomes narrower folds the lines that it shows, so an old frame then takes more of them
-    than were drawn, and going up by those leaves the rest behind. So at another size everything is wiped.
-    """
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._begin()
-
-    def _begin(self) -> None:
-        self._size, self._command = self._console.size, ""
-        self._live = Live(console=self._console, auto_refresh=False, transient=False)
-        self._live.start()
-
-    def draw(self, picture: Callable[[int], RenderableType], inviting: NodeStatus) -> None:
-        """Show `picture` of the lines that are left. `inviting`: the node whose invitation stands above it,
-        once."""
+    def _draw(self, status: NodeStatus) -> None:
         if self._console.size != self._size:
             self._live.stop()
             self._console.clear()
             self._begin()
-        self._command = print_invitation(self._console, inviting, self._command)
+        self._command = print_invitation(self._console, status, self._command)
         height = room_below(self._console, self._command)
+        panel = NodePanel(status, tuple(self._rewards), tuple(self._lines), time.time(), height)
         # An empty line below: what a terminal echoes there (^C) must not fold, which would move the panel.
-        self._live.update(Group(picture(height), Text()), refresh=True)
+        self._live.update(Group(panel, Text()), refresh=True)
 
     def close(self) -> None:
-        """Let go of the terminal; the last picture stays."""
+        """Lets go of the terminal; the last picture stays."""
         self._live.stop()
+        super().close()
 
 
 def print_invitation(console: Console, status: NodeStatus, printed: str) -> str:
