@@ -10,7 +10,7 @@ import signal
 import sys
 from collections import UserDict
 from collections.abc import Mapping
-from typing import Annotated, Any, NoReturn, cast
+from typing import Annotated, Any, cast
 
 import typer
 from typer.core import TyperGroup
@@ -139,11 +139,11 @@ def main() -> None:
         # typer reports errors in the options as text; we report them as JSON.
         raise SystemExit(app(standalone_mode=not json_is_asked()))
     except MisusedCommand as error:
-        _complain(cast(Any, error).format_message(), "", cast(Any, error).exit_code)
+        complain(cast(Any, error).format_message(), "", cast(Any, error).exit_code)
     except SwarmnodeError as error:
         for note in notes_of(error):
             print("\n".join(map(printable, note.splitlines())), file=sys.stderr)
-        _complain(error.message, error.hint, error.exit_code)
+        complain(error.message, error.hint, error.exit_code)
     except BrokenPipeError:
         # The reader of our output is gone. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -151,7 +151,7 @@ def main() -> None:
     except OSError as error:
         if error.errno not in DISK_TROUBLE:
             raise
-        _complain(
+        complain(
             f"{error.strerror}: {error.filename or 'standard output'}",
             "free space there, or choose another location",
             3,
@@ -160,12 +160,7 @@ def main() -> None:
         # Ctrl-C while a large library is imported may surface as any error of that library.
         if not _was_interrupted(error):
             raise
-        _complain("interrupted", "", INTERRUPTED)
-
-
-def _complain(what: str, hint: str, exit_code: int) -> NoReturn:
-    complain(what, hint, exit_code)
-    raise SystemExit(exit_code) from None
+        complain("interrupted", "", INTERRUPTED)
 
 
 def _was_interrupted(error: BaseException) -> bool:

@@ -5,7 +5,7 @@ command -> [tell] -> stdout; its error -> app.py: main -> [complain] -> stderr, 
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import typer
@@ -47,11 +47,12 @@ def json_is_asked() -> bool:
     return "--json" in sys.argv[1:]
 
 
-def complain(what: str, hint: str, exit_code: int) -> None:
-    """Prints an error, which may quote a peer."""
+def complain(what: str, hint: str, exit_code: int) -> NoReturn:
+    """Prints an error, which may quote a peer, and ends the process with this code."""
     if json_is_asked():
         tell(True, {"error": printable(what), "next": printable(hint), "exit_code": exit_code}, ())
-        return
-    print(f"error: {printable(what)}", file=sys.stderr)
-    if hint:
-        print(f"  next: {printable(hint)}", file=sys.stderr)
+    else:
+        print(f"error: {printable(what)}", file=sys.stderr)
+        if hint:
+            print(f"  next: {printable(hint)}", file=sys.stderr)
+    raise SystemExit(exit_code) from None
