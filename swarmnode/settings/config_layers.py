@@ -50,11 +50,9 @@ class LoadedConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(LoadedConfig):
     """The merged settings of a command or a script. `model` is resolved: tiny, a folder or a hub name."""
 
-    config: Config
-    origins: Mapping[str, str]
     paths: Paths
     model: str
     model_reason: str
