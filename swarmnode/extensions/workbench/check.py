@@ -12,12 +12,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import partial
 from typing import Any, Literal
 
-from swarmnode.chat import Turn
 from swarmnode.errors import JudgementLost, TaskError
 from swarmnode.extensions.workbench.probes import (
     INJECTIONS,
@@ -27,7 +26,7 @@ from swarmnode.extensions.workbench.probes import (
     passed_with,
     rewards_of,
 )
-from swarmnode.extensions.workbench.rehearsal import difference_of, rehearse
+from swarmnode.extensions.workbench.rehearsal import Rehearsal, difference_of, rehearse
 from swarmnode.settings.config import TasksConfig
 from swarmnode.tasks.drawing.demonstrations import COLUMN, Demonstrations
 from swarmnode.tasks.drawing.draw_digest import EXAMPLES_PER_SEED, SEEDS, draw
@@ -73,21 +72,6 @@ class TaskFinding:
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeReport:
-    """An episode of an environment, played several times without a policy (rehearsal.py)."""
-
-    turns: tuple[Turn, ...]
-    scores: Scores
-    difference: str
-    """Difference in observations or scores between two plays or two processes. Empty: there is none."""
-
-    @property
-    def same(self) -> bool:
-        """True if every play gave the same observations and rewards."""
-        return not self.difference
-
-
-@dataclass(frozen=True, slots=True)
 class JudgedDemonstrations:
     """Demonstrations of drawn examples that are not held out, judged by the task."""
 
@@ -114,7 +98,7 @@ class TaskReport:
     """The share of right answers that still had full marks with each injection (probes.py). None: no right
     answer is known."""
     findings: tuple[TaskFinding, ...]
-    episode: EpisodeReport | None = None
+    episode: Rehearsal | None = None
     """Report on the rehearsed episode. None: the task is no environment, or no episode could be played."""
     rows: int | None = None
     """Examples that a seed has. None: it has more than were drawn."""
@@ -314,7 +298,7 @@ class _Checker:
                 " in `swarmnode eval` without --samples",
             )
 
-    def judge_episode(self) -> EpisodeReport | None:
+    def judge_episode(self) -> Rehearsal | None:
         """Rehearses an episode three times and compares them. Returns None if the task is no environment."""
         task, examples = self.task, self.examples
         if not is_environment(task) or not examples:
@@ -334,7 +318,7 @@ class _Checker:
                 self.warn(
                     "the episode that was tried has no reward", "a better answer may be needed to earn one"
                 )
-            return EpisodeReport(first.turns, first.scores, difference)
+            return replace(first, difference=difference)
         return None
 
     def judge_demonstrations(self) -> JudgedDemonstrations | None:

@@ -36,6 +36,8 @@ class Rehearsal:
 
     turns: tuple[Turn, ...]
     scores: Scores
+    difference: str = ""
+    """Difference in observations or scores between two plays or two processes. Empty: none was found."""
 
 
 def rehearse(task: Environment, example: Example) -> Rehearsal:

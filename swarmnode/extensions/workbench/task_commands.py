@@ -235,7 +235,7 @@ def _describe(report: TaskReport) -> Iterator[str]:
         yield f"  demonstrations    {shown.right} of {shown.judged} with full marks"
     if (episode := report.episode) is not None:
         alike = "answered the same each time"
-        if not episode.same:
+        if episode.difference:
             alike = f"not answered the same each time: {episode.difference}"
         yield f"  episode           {len(episode.turns)} turns, {alike}"
     for finding in report.findings:

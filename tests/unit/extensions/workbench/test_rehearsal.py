@@ -22,7 +22,7 @@ def test_a_new_environment_passes_the_check(tmp_path: Path) -> None:
     report = check_task(str(tmp_path / "guessing.py"))
     assert report.ok, report.findings
     assert report.episode is not None
-    assert report.episode.same
+    assert not report.episode.difference
     assert [message["role"] for turn in report.episode.turns for message in turn.observed] == ["tool"]
     portrait = description_of(load_task(str(tmp_path / "guessing.py")), count=1)
     assert (portrait.most_turns, portrait.tools, portrait.rewards) == (6, ("guess",), (OWN_REWARD,))
@@ -54,7 +54,7 @@ def test_an_environment_that_answers_by_lot_must_stay_at_home(tmp_path: Path, ex
     (tmp_path / "dice.py").write_text(LOT.format(exchangeable=exchangeable))
     report = check_task(str(tmp_path / "dice.py"))
     assert report.episode is not None
-    assert not report.episode.same
+    assert report.episode.difference
     errors = [finding.what for finding in report.findings if finding.level == "error"]
     told = f"the environment answers the same words differently the second time: {report.episode.difference}"
     assert errors == ([told] if exchangeable else [])
