@@ -76,8 +76,8 @@ class LocalNode:
     story: deque[str] = field(default_factory=lambda: deque[str](maxlen=LAST_LINES))
 
     @property
-    def metrics(self) -> Path:
-        return resolve_paths(self.home).logs / "metrics.jsonl"
+    def logs(self) -> Path:
+        return resolve_paths(self.home).logs
 
     @property
     def address(self) -> str:
@@ -246,13 +246,14 @@ def _read_lines(stream: Any, use: Callable[[str], None]) -> None:
 
 def _result(node: LocalNode, twin: LocalNode | None, show: Callable[[str], None]) -> dict[str, Any]:
     """Returns the result of one node, and tells it in words."""
-    summary = _summary(node)
-    story, alone = read_story(node.metrics), None if twin is None else read_story(twin.metrics)
+    summary, of_twin = _summary(node), None if twin is None else _summary(twin)
+    story = read_story(node.logs, summary["run"])
+    alone = None if twin is None or of_twin is None else read_story(twin.logs, of_twin["run"])
     for line in lines_of(node.key.name, story, alone):
         show(line)
     result = {name: summary[name] for name in REPORTED}
     result |= {"knew": story.knew, "learnt": story.learnt, "answers_of_others": story.replayed_from_others}
-    return result if twin is None else result | {"alone_reward_last": _summary(twin)["reward_last"]}
+    return result if of_twin is None else result | {"alone_reward_last": of_twin["reward_last"]}
 
 
 def _summary(node: LocalNode) -> dict[str, Any]:
@@ -262,6 +263,6 @@ def _summary(node: LocalNode) -> dict[str, Any]:
         last = node.story[-1] if node.story else "it printed nothing"
         raise SwarmnodeError(
             f"node {node.label} ended with exit code {node.process.returncode}: {last}",
-            hint=f"its log is in {resolve_paths(node.home).logs}",
+            hint=f"its log is in {node.logs}",
         )
     return json.loads(node.last_line)

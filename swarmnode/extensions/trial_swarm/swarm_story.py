@@ -3,14 +3,13 @@
 metrics.jsonl of each node -> [NodeStory] -> local_swarm.py (results, lines)
 """
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
+from swarmnode.extensions.page.reward_history import RewardHistory
 from swarmnode.node.showing.figures import figure, sparkline
 
 KNOWN = 0.3
@@ -20,7 +19,6 @@ RISE = 0.15
 """Gain in held-out reward that counts as learnt. With 64 examples a task, its error is 0.06."""
 
 CURVE_COLUMNS = 30
-EVAL = "reward.eval_tasks."
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +27,9 @@ class NodeStory:
 
     rewards: tuple[float, ...] = ()
     """Mean reward of the answers it sampled, round by round."""
-    tasks_first: Mapping[str, float] | None = None
+    tasks_first: Mapping[str, float] = field(default_factory=dict[str, float])
     """Held-out reward by task before round 1."""
-    tasks_last: Mapping[str, float] | None = None
+    tasks_last: Mapping[str, float] = field(default_factory=dict[str, float])
     """Held-out reward by task at the newest evaluation."""
     held_out: float | None = None
     """The mean of these."""
@@ -41,13 +39,13 @@ class NodeStory:
     @property
     def knew(self) -> list[str]:
         """Tasks that it answered well from the start, the best first."""
-        first = self.tasks_first or {}
+        first = self.tasks_first
         return sorted((task for task in first if first[task] >= KNOWN), key=lambda task: -first[task])
 
     @property
     def learnt(self) -> dict[str, tuple[float, float]]:
         """Tasks that it did not know and on which it rose: at first and now, the largest gain first."""
-        first, last = self.tasks_first or {}, self.tasks_last or {}
+        first, last = self.tasks_first, self.tasks_last
         gains = {
             task: (first[task], last[task])
             for task in first
@@ -56,35 +54,16 @@ class NodeStory:
         return dict(sorted(gains.items(), key=lambda item: item[1][0] - item[1][1]))
 
 
-def read_story(metrics: Path) -> NodeStory:
-    """The story of a node that has ended; an empty one of one that wrote nothing."""
-    try:
-        lines = metrics.read_text().splitlines()
-    except FileNotFoundError:
-        lines = []
-    return story_of(map(json.loads, lines))
-
-
-def story_of(events: Iterable[Mapping[str, Any]]) -> NodeStory:
-    """
-    >>> story_of([{"event": "round", "progress.round": 1, "reward.own": 0.5}]).rewards
-    (0.5,)
-    """
-    rewards: list[float] = []
-    first: dict[str, float] | None = None
-    last: dict[str, float] | None = None
-    newest: Mapping[str, Any] = {}
-    for event in events:
-        newest = event
-        tasks = {key.removeprefix(EVAL): value for key, value in event.items() if key.startswith(EVAL)}
-        if event["event"] == "evaluation" and tasks:
-            first, last = first or tasks, tasks
-        if event["event"] == "round" and (reward := event.get("reward.own")) is not None:
-            rewards.append(reward)
+def read_story(logs: Path, run: str) -> NodeStory:
+    """Returns the story of a run of a node that has ended; an empty one of one that wrote nothing."""
+    history = RewardHistory(logs, run)
+    history.read()
+    newest = history.newest or {}
+    evaluations = [one.tasks for one in history.evaluations if one.tasks] or [{}]
     return NodeStory(
-        rewards=tuple(rewards),
-        tasks_first=first,
-        tasks_last=last,
+        rewards=tuple(one.own for one in history.rounds if one.own is not None),
+        tasks_first=evaluations[0],
+        tasks_last=evaluations[-1],
         held_out=newest.get("reward.eval_last"),
         replayed_from_others=int(newest.get("training.book_foreign", 0)),
     )
@@ -97,7 +76,7 @@ def lines_of(name: str, story: NodeStory, alone: NodeStory | None) -> list[str]:
     lines = [f"{name} knew {knew}", f"  in the swarm  {curves[0]}  held out {figure(story.held_out, '.2f')}"]
     if alone is not None:
         lines.append(f"  alone         {curves[1]}  held out {figure(alone.held_out, '.2f')}")
-    elsewhere = (alone.tasks_last if alone is not None else None) or {}
+    elsewhere = dict[str, float]() if alone is None else alone.tasks_last
     gains = [
         f"{task} {before:.2f} -> {now:.2f}" + (f" ({elsewhere[task]:.2f} alone)" if task in elsewhere else "")
         for task, (before, now) in story.learnt.items()

@@ -1,6 +1,7 @@
 """The command lines of a local swarm, and what is told of its nodes."""
 
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from swarmnode.extensions.trial_swarm.local_swarm import (
     arguments_alone,
     run_local_swarm,
 )
-from swarmnode.extensions.trial_swarm.swarm_story import NodeStory, curves_of, lines_of, read_story, story_of
+from swarmnode.extensions.trial_swarm.swarm_story import NodeStory, curves_of, lines_of, read_story
 from swarmnode.identity.node_key import NodeKey
 
 PLAN = SwarmPlan(nodes=2, rounds=60, seed=7, assignments=("training.learning_rate=0.001",))
@@ -36,9 +37,11 @@ def settings_of(options: list[str]) -> list[str]:
     return [value for flag, value in pairwise(options) if flag == "--set"]
 
 
-def evaluation(tasks: dict[str, float], **more: object) -> dict[str, object]:
+def evaluation(tasks: dict[str, float], round: int = 0, **more: object) -> dict[str, object]:
     return {
         "event": "evaluation",
+        "run": "mine",
+        "progress.round": round,
         "reward.eval_last": sum(tasks.values()) / len(tasks),
         **{f"reward.eval_tasks.{task}": value for task, value in tasks.items()},
         **more,
@@ -48,6 +51,7 @@ def evaluation(tasks: dict[str, float], **more: object) -> dict[str, object]:
 def round_done(number: int, reward: float) -> dict[str, object]:
     return {
         "event": "round",
+        "run": "mine",
         "progress.round": number,
         "reward.own": reward,
         "training.book_foreign": 10 * number,
@@ -58,7 +62,7 @@ EVENTS = [
     evaluation(FIRST),
     round_done(1, 0.2),
     round_done(2, 0.6),
-    evaluation(LAST, **{"progress.round": 2, "training.book_foreign": 20}),
+    evaluation(LAST, 2, **{"training.book_foreign": 20}),
 ]
 
 
@@ -102,34 +106,43 @@ def test_nodes_know_different_things_unless_a_model_or_tasks_are_named(
     assert plan.specialists == specialists
 
 
-def test_a_story_says_what_a_node_knew_and_what_it_learnt() -> None:
-    story = story_of(EVENTS)
+@pytest.fixture
+def told(tmp_path: Path) -> Callable[[list[dict[str, object]]], NodeStory]:
+    """Returns the story of a node that wrote these events."""
+
+    def story_of(events: list[dict[str, object]]) -> NodeStory:
+        (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        return read_story(tmp_path, "mine")
+
+    return story_of
+
+
+def test_a_story_says_what_a_node_knew_and_what_it_learnt(told) -> None:
+    story = told(EVENTS)
     assert story.knew == ["rev", "sort"]
     assert story.learnt == {"next": (0.02, 0.8)}, "what it knew got better, and gcd hardly moved"
     assert (story.rewards, story.replayed_from_others) == ((0.2, 0.6), 20)
     assert story.held_out == pytest.approx(0.6625)
 
 
-def test_a_story_is_read_from_metrics(tmp_path: Path) -> None:
-    metrics = tmp_path / "metrics.jsonl"
-    assert read_story(metrics) == NodeStory()
-    metrics.write_text("".join(json.dumps(event) + "\n" for event in EVENTS))
-    assert read_story(metrics) == story_of(EVENTS)
+def test_who_wrote_nothing_has_an_empty_story_and_another_run_is_none_of_it(told, tmp_path: Path) -> None:
+    assert read_story(tmp_path, "mine") == NodeStory()
+    before = [{**event, "run": "an earlier one"} for event in EVENTS]
+    assert told([*before, round_done(1, 0.1)]).rewards == (0.1,)
 
 
-def test_the_end_is_told_beside_the_same_node_alone() -> None:
-    alone = story_of([evaluation(FIRST), round_done(1, 0.2), evaluation({**LAST, "next": 0.05})])
-    told = lines_of("otter", story_of(EVENTS), alone)
-    assert told[0] == "otter knew rev, sort"
-    assert "held out 0.66" in told[1] and told[2].startswith("  alone")
-    assert told[3] == "  learnt next 0.02 -> 0.80 (0.05 alone), with 20 right answers of others"
-    assert len(told) == 4, "who did not share since has nothing to tell of it"
+def test_the_end_is_told_beside_the_same_node_alone(told) -> None:
+    alone = told([evaluation(FIRST), round_done(1, 0.2), evaluation({**LAST, "next": 0.05}, 1)])
+    lines = lines_of("otter", told(EVENTS), alone)
+    assert lines[0] == "otter knew rev, sort"
+    assert "held out 0.66" in lines[1] and lines[2].startswith("  alone")
+    assert lines[3] == "  learnt next 0.02 -> 0.80 (0.05 alone), with 20 right answers of others"
+    assert len(lines) == 4, "who did not share since has nothing to tell of it"
 
 
-def test_without_a_comparison_nothing_is_said_of_being_alone() -> None:
-    story = story_of(EVENTS[:3])
-    told = lines_of("otter", story, None)
-    assert not any("alone" in line for line in told)
+def test_without_a_comparison_nothing_is_said_of_being_alone(told) -> None:
+    lines = lines_of("otter", told(EVENTS[:3]), None)
+    assert not any("alone" in line for line in lines)
     assert lines_of("otter", NodeStory(), None)[0] == "otter knew nothing well"
 
 
