@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,7 @@ from typing import Any
 import torch
 
 from swarmnode.errors import ModelError, StorageError
-from swarmnode.machine.storage import make_folder
+from swarmnode.machine.storage import whole_folder
 
 _SAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -91,17 +89,11 @@ def _bytes_of(tensor: torch.Tensor) -> Iterator[bytes]:
 
 
 def _write(model: Any, tokenizer: Any, folder: Path) -> None:
-    # A folder of this process: another one may be writing the same model now.
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     try:
-        shutil.rmtree(aside, ignore_errors=True)
-        make_folder(folder.parent)
-        model.save_pretrained(aside, safe_serialization=True)
-        tokenizer.save_pretrained(aside)
-        aside.rename(folder)
+        with whole_folder(folder, replaces=False) as aside:
+            model.save_pretrained(aside, safe_serialization=True)
+            tokenizer.save_pretrained(aside)
     except OSError as error:
         if (folder / "config.json").exists():
-            return
+            return  # Another process was faster.
         raise StorageError(f"cannot write {folder}: {error}", hint="check the disk and --home") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)

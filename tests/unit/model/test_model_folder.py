@@ -13,7 +13,7 @@ def test_two_processes_may_write_the_same_model_at_the_same_time(quick_model: Pa
     tokenizer = AutoTokenizer.from_pretrained(quick_model)
     alone = folder_of_model(model, tokenizer, tmp_path / "alone")
     shared = tmp_path / "shared"
-    of_the_other = shared / f".{alone.name}.partial"
+    of_the_other = shared / f".{alone.name}.1"
     of_the_other.mkdir(parents=True)
     save = tokenizer.save_pretrained
 
