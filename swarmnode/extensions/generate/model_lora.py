@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -15,18 +15,6 @@ from swarmnode.errors import EngineError
 from swarmnode.rollout.decode.adapters.adapter import LoraPair, linear_modules, merged_weight
 
 
-class ModelLora(Protocol):
-    """The LoRA of one policy on one model."""
-
-    def shapes(self) -> Mapping[str, tuple[int, int]]:
-        """Returns (out, in) of every module that a policy may change, by name."""
-        ...
-
-    def take(self, pairs: Mapping[str, LoraPair]) -> None:
-        """Replaces the present policy by these LoRA tensors."""
-        ...
-
-
 class MergedLora:
     """LoRA merged into the weights: base plus delta, each time from the base, so that rounding does not add
     up."""
@@ -37,9 +25,11 @@ class MergedLora:
         """Weights as they were, of modules that a policy has changed."""
 
     def shapes(self) -> Mapping[str, tuple[int, int]]:
+        """Returns (out, in) of every module that a policy may change, by name."""
         return {name: _out_in(module) for name, module in self._modules.items()}
 
     def take(self, pairs: Mapping[str, LoraPair]) -> None:
+        """Replaces the present policy by these LoRA tensors."""
         for name in {*pairs, *self._base}:
             weight = self._modules[name].weight
             base = self._base.setdefault(name, weight.clone())
@@ -62,9 +52,11 @@ class AddedLora:
             model.set_submodule(name, layer)
 
     def shapes(self) -> Mapping[str, tuple[int, int]]:
+        """Returns (out, in) of every module that a policy may change, by name."""
         return self._shapes
 
     def take(self, pairs: Mapping[str, LoraPair]) -> None:
+        """Replaces the present policy by these LoRA tensors."""
         placed = {name: _placed(pair, self._layers[name].base.weight.device) for name, pair in pairs.items()}
         for name, layer in self._layers.items():
             layer.pair = placed.get(name)
@@ -94,7 +86,7 @@ class _WithLora(nn.Module):
 
 def own_model(
     model: PreTrainedModel, device: torch.device | str | None = None
-) -> tuple[PreTrainedModel, ModelLora]:
+) -> tuple[PreTrainedModel, MergedLora | AddedLora]:
     """Returns the model that an engine samples from, without PEFT's LoRA layers, and the means to give it a
     policy. The weights of a quantized model are `model`'s own, frozen; any other model is copied. Raises
     EngineError for a quantized model on another device than its own."""
