@@ -8,14 +8,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from swarmnode.errors import EngineError
 from swarmnode.extensions.vllm.vllm_driver import Driver
-from swarmnode.rollout.decode.adapters.adapter import PEFT_PREFIX, LoraPair, lora_pairs, merged_weight
+from swarmnode.rollout.decode.adapters.adapter import (
+    PEFT_PREFIX,
+    LoraPair,
+    linear_modules,
+    lora_pairs,
+    merged_weight,
+)
 from swarmnode.rollout.engine import BASE_VERSION, PolicyUpdate
 
 
@@ -209,14 +214,11 @@ Policies = LoraPolicies | MergedPolicies
 def linear_weights(base: PreTrainedModel) -> dict[str, Tensor]:
     """Returns the weights that a policy may change, by their names without PEFT's layers. They exclude the
     head, which may also be the embedding."""
-    head = base.get_output_embeddings()
-    found: dict[str, Tensor] = {}
-    for name, module in base.named_modules():
-        plain = module.get_base_layer() if isinstance(module, BaseTunerLayer) else module
-        inside = ".lora_" in name or name.endswith(".base_layer")
-        if isinstance(plain, nn.Linear) and plain is not head and not inside:
-            found[name.removeprefix(PEFT_PREFIX)] = plain.weight.detach()
-    return found
+    return {
+        name.removeprefix(PEFT_PREFIX).removesuffix(".base_layer"): module.weight.detach()
+        for name, module in linear_modules(base).items()
+        if isinstance(module, nn.Linear) and ".lora_" not in name
+    }
 
 
 def shapes(weights: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
