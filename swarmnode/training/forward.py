@@ -61,13 +61,16 @@ class Forward:
         self._peft_model = policy.peft_model
         self._model = policy.model
         self._device = policy.device
-        self._turn = threading.Lock()
+        self.alone = threading.Lock()
+        """Held while the model is used: the active adapter is a state of the model, and each policy on the
+        base has its own thread."""
         self._policies: dict[int, Policy] = {}
         self._head = head_of(self._model)
         self._fused = policy.fuse()
         self._packed = self._can_pack()
-        self._budget = budget or _as_set(config, self._device)
-        if self._budget.checkpointing:
+        self.budget = budget or _as_set(config, self._device)
+        """The current micro-batch budget."""
+        if self.budget.checkpointing:
             self._recompute_layers()
         self.add(policy)
 
@@ -109,13 +112,6 @@ class Forward:
             return
         with self._fused.apart([tokens for _, tokens in batch.tokens_of_policies]) as copies:
             yield copies
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Takes sole use of the model for the length of a `with` block: the active adapter is a state of the
-        model, and each policy on the base has its own thread."""
-        with self._turn:
-            yield
 
     @contextmanager
     def policies_of(self, batch: MicroBatch) -> Iterator[None]:
@@ -160,14 +156,9 @@ class Forward:
         return found
 
     @property
-    def budget(self) -> TokenBudget:
-        """The current micro-batch budget."""
-        return self._budget
-
-    @property
     def micro_batch_tokens(self) -> int:
         """The most tokens of one micro-batch at present."""
-        return self._budget.tokens
+        return self.budget.tokens
 
     def until_it_fits(self, longest_sequence: int) -> Iterator["MemoryGuard"]:
         """Repeats work that may run out of memory, in smaller and smaller micro-batches.
@@ -197,10 +188,10 @@ class Forward:
     @property
     def _tells_apart(self) -> bool:
         """True if one pass can keep the gradients of several lists of samples apart."""
-        return self._fused.covers_all and not self._budget.checkpointing
+        return self._fused.covers_all and not self.budget.checkpointing
 
     def _shrink(self, longest_sequence: int, error: BaseException) -> None:
-        budget = smaller(self._budget, longest_sequence)
+        budget = smaller(self.budget, longest_sequence)
         if budget is None:
             raise ModelError(
                 "out of memory with the smallest micro-batch",
@@ -208,9 +199,9 @@ class Forward:
                 " --set policy.quantization=nf4, or share this one with others: --pipeline NAME",
             ) from error
         logger.warning("out of memory: repeating the step with %s", budget.reason)
-        if budget.checkpointing and not self._budget.checkpointing:
+        if budget.checkpointing and not self.budget.checkpointing:
             self._recompute_layers()
-        self._budget = budget
+        self.budget = budget
 
     def _recompute_layers(self) -> None:
         if not enable_checkpointing(self._model):
@@ -219,7 +210,7 @@ class Forward:
     def _batches(self, samples: Sequence[TrainingSample]) -> Iterator[MicroBatch]:
         by_onednn = self._device.type == "cpu" and self._model.dtype is torch.bfloat16
         for batch in micro_batches(
-            samples, self._budget.tokens, self._device, packed=self._packed, round_up=by_onednn
+            samples, self.budget.tokens, self._device, packed=self._packed, round_up=by_onednn
         ):
             self._before_a_batch()
             yield batch

@@ -162,7 +162,7 @@ def train_together(rounds: Sequence[RoundOfPolicy]) -> list[TrainReport]:
     fewer steps than another finishes earlier. Without a sample it takes no step (Adam would move on momentum
     alone) and keeps its version; the same holds if its gradients are not finite.
     """
-    with rounds[0].forward.alone():
+    with rounds[0].forward.alone:
         known = known_before(rounds)
         for number in range(max(len(one.steps) for one in rounds)):
             take_step([OptimizerStep(one, number) for one in rounds if number < len(one.steps)], known)

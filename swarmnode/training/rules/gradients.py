@@ -52,7 +52,7 @@ class Gradients:
         Compares task by task, because the gradient of one task is noise to another and the most surprising
         task would drown out the rest, then averages (`_weight`). A list whose tasks have no finds is compared
         with all finds at once. Raises ModelError if memory does not suffice for even the smallest batch."""
-        with self._forward.alone():
+        with self._forward.alone:
             by_task = _by_task(finds)
             found = zip(by_task, self._gradients([*by_task.values()]), strict=True)
             known = {task: one_D for task, one_D in found if one_D is not None}

@@ -37,7 +37,7 @@ class Reader:
         longest = max(sample.length for sample in samples)
         looks = {id(sample): row.looks for sample, row in zip(samples, rows, strict=True)}
         found: dict[int, Reading] = {}
-        with self._forward.alone():
+        with self._forward.alone:
             for guard in self._forward.until_it_fits(longest):
                 with guard:
                     found = self._read(samples, looks)
