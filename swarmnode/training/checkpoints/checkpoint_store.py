@@ -12,6 +12,7 @@ import errno
 import logging
 import shutil
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -62,20 +63,14 @@ class CheckpointStore:
 
     def latest(self) -> Checkpoint | None:
         """Returns the newest undamaged checkpoint. Changes nothing on disk."""
-        for folder in self._folders():
-            with suppress(DamagedCheckpoint):
-                return read_checkpoint(folder)
-        return None
+        return _first_undamaged(self._folders())
 
     def best(self) -> Checkpoint | None:
         """Returns the undamaged one with the highest held-out reward; among equals, the newest. None: none
         has one.
 
         Considers only those whose reward was measured like the newest such reward, on the same tasks."""
-        for folder in self._by_reward():
-            with suppress(DamagedCheckpoint):
-                return read_checkpoint(folder)
-        return None
+        return _first_undamaged(self._by_reward())
 
     def tidy(self) -> Checkpoint | None:
         """Returns the checkpoint that `latest` finds. Also sets damaged ones aside and removes what a crash
@@ -145,6 +140,13 @@ class CheckpointStore:
         except OSError as error:
             raise _storage_error(error, there.folder) from error
         self.prune(self.keep)
+
+
+def _first_undamaged(folders: Iterable[Path]) -> Checkpoint | None:
+    for folder in folders:
+        with suppress(DamagedCheckpoint):
+            return read_checkpoint(folder)
+    return None
 
 
 def _set_aside(folder: Path, error: DamagedCheckpoint) -> None:
