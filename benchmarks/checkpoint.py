@@ -49,7 +49,7 @@ class Saver:
         for parameter in self.policy.trainable().values():
             parameter.grad = torch.ones_like(parameter)
         self.optimizer.step()
-        self.store = CheckpointStore(root, name, "fingerprint", keep=2)
+        self.store = CheckpointStore(root / name, keep=2)
         self.writer = CheckpointWriter(self.store.write)
         self.round = 0
         self.operand = torch.rand(400, 400)

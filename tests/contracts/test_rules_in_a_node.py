@@ -88,7 +88,7 @@ def make(quick_model: Path, tmp_path: Path) -> Make:
             EmbeddedEngine(base.model, base.eos_token_ids, max_slots=16, max_length=96),
             Renderer(base.tokenizer, base.eos_token_ids),
             {"odd": Odd()},
-            CheckpointStore(tmp_path / key.peer_id, "quick", base.fingerprint),
+            CheckpointStore(tmp_path / key.peer_id / "quick"),
             author=key.peer_id,
             seed=key.seed[0],
             overlap=Overlap(on=False, sleep=False, reason="as set"),

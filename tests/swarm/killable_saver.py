@@ -32,7 +32,7 @@ KEPT = 2
 
 
 def store_in(root: Path) -> CheckpointStore:
-    return CheckpointStore(root, "random", "fingerprint", keep=KEPT)
+    return CheckpointStore(root / "random", keep=KEPT)
 
 
 def reward_of(number: int) -> float:

@@ -45,7 +45,7 @@ def home_bytes(paths: Paths) -> int:
 
 def _only_what_it_needs(run: TrainingRun) -> None:
     """Leaves a run its newest checkpoint and its best one."""
-    CheckpointStore(run.folder.parent, "", "", run=run.name).prune(1)
+    CheckpointStore(run.folder).prune(1)
 
 
 def _nothing_shown(run: TrainingRun) -> None:

@@ -84,7 +84,7 @@ def _put(folder: Path, state: State, paths: Paths, name: str) -> AdapterShape:
         task_type="CAUSAL_LM",
     )
     snapshot = Snapshot(state, lora, tensors, {RNG: torch.get_rng_state()}, Waiting())
-    CheckpointStore(paths.checkpoints, name, state.base_fingerprint, run=name).write(snapshot)
+    CheckpointStore(paths.checkpoints / name).write(snapshot)
     return shape
 
 

@@ -12,8 +12,6 @@ port is reported at once.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -37,7 +35,7 @@ from swarmnode.rollout.shared_engine import SharedEngine
 from swarmnode.settings.config import Config, PolicyConfig
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
-from swarmnode.training.checkpoints.run_folders import choose_run, newest_run, runs_in
+from swarmnode.training.checkpoints.run_folders import choose_run, name_of_base, newest_run, runs_in
 from swarmnode.training.cohort import Cohort
 from swarmnode.training.losses import loss_of
 from swarmnode.training.records import TrainReport
@@ -132,21 +130,17 @@ def checkpoint_store(
     those of the run to evaluate. `tells`: log the choice if it is not simply the previous run. Raises
     CheckpointError.
     """
-    open_run = partial(
-        CheckpointStore,
-        paths.checkpoints,
-        Path(model).name,
-        base.fingerprint,
-        keep=config.node.keep_checkpoints,
-    )
-    known, named, old = runs_in(paths.checkpoints), config.node.run, open_run()
+    root, named, old = paths.checkpoints, config.node.run, name_of_base(model, base.fingerprint)
+    known = runs_in(root)
     if tasks is None:
-        return open_run(run=newest_run(known, base.fingerprint, named=named) or "")
-    versions = {name: task.version for name, task in tasks.items()}
-    choice = choose_run(known, base.fingerprint, versions, named=named, old_name=old.folder.name)
-    if choice.reason and tells:
-        logger.info("%s", choice.reason)
-    return open_run(run=choice.name)
+        run = newest_run(known, base.fingerprint, named=named) or old
+    else:
+        versions = {name: task.version for name, task in tasks.items()}
+        choice = choose_run(known, base.fingerprint, versions, named=named, old_name=old)
+        run = choice.name
+        if choice.reason and tells:
+            logger.info("%s", choice.reason)
+    return CheckpointStore(root / run, keep=config.node.keep_checkpoints)
 
 
 def policies_beside(first: LocalPolicy, seats: Sequence[Seat]) -> list[LocalPolicy]:

@@ -36,10 +36,9 @@ logger = logging.getLogger(__name__)
 class CheckpointStore:
     """The checkpoints of one policy, in the folder of its run. One process writes, others may read."""
 
-    def __init__(self, root: Path, base_name: str, fingerprint: str, *, keep: int = 3, run: str = "") -> None:
-        """`keep`: how many of the newest stay, in addition to the best one. `run`: the name of the folder
-        (empty: it is named after the base)."""
-        self.folder = root / (run or f"{_slug(base_name)}-{fingerprint}")
+    def __init__(self, folder: Path, *, keep: int = 3) -> None:
+        """`keep`: how many of the newest stay, in addition to the best one."""
+        self.folder = folder
         self.keep = keep
 
     def write(self, snapshot: Snapshot) -> str:
@@ -154,13 +153,6 @@ def _set_aside(folder: Path, error: DamagedCheckpoint) -> None:
     with suppress(OSError):
         folder.rename(aside)
     logger.warning("%s; kept as %s, trying the previous checkpoint", error.message, aside.name)
-
-
-def _slug(name: str) -> str:
-    return (
-        "".join(c if c.isalnum() or c in "-." else "-" for c in Path(name).name if c.isascii())[:40]
-        or "model"
-    )
 
 
 def _storage_error(error: OSError, target: Path) -> StorageError:

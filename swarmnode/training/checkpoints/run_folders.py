@@ -210,6 +210,16 @@ def label_of(tasks: Iterable[str]) -> str:
     return kept[:40].strip("-_") or "run"
 
 
+def name_of_base(model: str, fingerprint: str) -> str:
+    """Returns the name of a run that is named after its base: a pipeline's, or an old one.
+
+    >>> name_of_base("owner/Some model", "1f2e")
+    'Some-model-1f2e'
+    """
+    name = "".join(c if c.isalnum() or c in "-." else "-" for c in Path(model).name if c.isascii())
+    return f"{name[:40] or 'model'}-{fingerprint}"
+
+
 def _named(known: Sequence[TrainingRun], fingerprint: str, name: str) -> Choice:
     run = next((run for run in known if run.name == name), None)
     if run is None:

@@ -415,7 +415,7 @@ async def test_a_policy_that_never_found_an_answer_learns_it_from_a_library(
         EmbeddedEngine(base.model, base.eos_token_ids, max_slots=32, max_length=64),
         renderer,
         {"greet": task},
-        CheckpointStore(tmp_path, "quick", base.fingerprint),
+        CheckpointStore(tmp_path / "quick"),
         author=NEWCOMER.peer_id,
         seed=2,
         overlap=Overlap(on=False, sleep=False, reason="as set"),

@@ -70,7 +70,7 @@ def make(quick_model: Path, tmp_path: Path) -> Make:
         base = load_base_model(str(quick_model), config.policy)
         slots = min(8, config.rollout.slots)
         engine = engine_kind(base.model, base.eos_token_ids, max_slots=slots, max_length=96)
-        store = CheckpointStore(tmp_path / home, "quick", base.fingerprint)
+        store = CheckpointStore(tmp_path / home / "quick")
         return PolicyLearner(
             config,
             Policy(base, config.policy, seed=0),
@@ -328,7 +328,7 @@ def test_unfinished_rollouts_that_cannot_be_read_are_an_error_with_advice(
         policy, config.training, temperature=1.0, max_tokens=16, seed=0, render=lambda prompt: (1,)
     )
     rubbish = Waiting(rollouts=b"rubbish")
-    CheckpointStore(tmp_path / "checkpoints", "quick", policy.base.fingerprint).write(
+    CheckpointStore(tmp_path / "checkpoints" / "quick").write(
         take_snapshot(policy, trainer.optimizer, Counters(round=1), rubbish, 0)
     )
     with pytest.raises(CheckpointError, match="cannot read") as caught:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from itertools import islice
-from pathlib import Path
 
 import torch
 
@@ -62,7 +61,7 @@ from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import Settings
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
-from swarmnode.training.checkpoints.run_folders import STAGES
+from swarmnode.training.checkpoints.run_folders import STAGES, name_of_base
 from swarmnode.training.losses import loss_of
 
 logger = logging.getLogger(__name__)
@@ -218,12 +217,8 @@ def _put_aside(checkpoints: StageCheckpoints, store: CheckpointStore) -> None:
 
 
 def _store(seat: Seat, whole: WholeModel) -> CheckpointStore:
-    return CheckpointStore(
-        seat.paths.checkpoints,
-        Path(whole.name).name,
-        whole.fingerprint,
-        keep=seat.config.node.keep_checkpoints,
-    )
+    run = name_of_base(whole.name, whole.fingerprint)
+    return CheckpointStore(seat.paths.checkpoints / run, keep=seat.config.node.keep_checkpoints)
 
 
 def _data_role(

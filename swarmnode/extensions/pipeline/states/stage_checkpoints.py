@@ -119,7 +119,7 @@ def whole_snapshot(
 ) -> Snapshot:
     """Return the adapters of all stages as one single-machine checkpoint, including Adam's moments.
 
-    `CheckpointStore(root, base_model, fingerprint).write(...)` makes the folder that `swarmnode export` and a
+    `CheckpointStore(folder).write(...)` makes the folder that `swarmnode export` and a
     resuming node read; its `adapter` is PEFT's. `adapter`: rank and alpha of the training. With full training
     there are no tensors: the folder then has no adapter and only records how far training is
     (`training.checkpoint.check_has_adapter`). Raises CheckpointError if a layer or one half of an adapter is

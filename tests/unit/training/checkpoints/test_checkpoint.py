@@ -39,7 +39,7 @@ def make(base: LoadedModel) -> Make:
 
 @pytest.fixture
 def store(tmp_path: Path) -> CheckpointStore:
-    return CheckpointStore(tmp_path, "random", "fingerprint", keep=2)
+    return CheckpointStore(tmp_path / "random", keep=2)
 
 
 def learn(learning: Learning, steps: int) -> None:

@@ -135,7 +135,7 @@ def config() -> Config:
 
 @pytest.fixture
 def store(whole: WholeModel, tmp_path: Path) -> CheckpointStore:
-    return CheckpointStore(tmp_path, "quick", whole.fingerprint)
+    return CheckpointStore(tmp_path / "quick")
 
 
 @pytest.fixture

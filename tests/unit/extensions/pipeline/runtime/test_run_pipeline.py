@@ -151,7 +151,7 @@ class Earlier:
 
     def __init__(self, whole: WholeModel, folder: Path) -> None:
         self.whole = whole
-        self.store = CheckpointStore(folder, "quick", whole.fingerprint)
+        self.store = CheckpointStore(folder / "quick")
         self.stages = StageCheckpoints(folder / "stages", whole.fingerprint)
 
     def stage(self, step: int) -> HeldState:

@@ -163,7 +163,7 @@ def names_of(parameters: dict[str, Any]) -> set[str]:
 
 
 def store_of(root: Path) -> CheckpointStore:
-    return CheckpointStore(root, "random", "")
+    return CheckpointStore(root / "random")
 
 
 def snapshot_of(whole: Assembled) -> Snapshot:
