@@ -19,7 +19,7 @@ from swarmnode.cli.join import join, settings_given
 from swarmnode.cli.output import Json, tell
 from swarmnode.cli.settings import invited
 from swarmnode.errors import ConfigError, StorageError, SwarmnodeError
-from swarmnode.extensions.limits.service_texts import Started, user_unit
+from swarmnode.extensions.limits.service_texts import user_unit
 from swarmnode.machine.storage import builtin_folder, replace_file
 from swarmnode.settings.config_layers import ENV_PREFIX
 
@@ -56,7 +56,7 @@ def install(
     """
     if kind not in ("user", "system"):
         raise ConfigError(f"--for {kind}: no such system", hint="choose user or system")
-    text = _packaged(arguments) if kind == "system" else user_unit(started_with(arguments or ()))
+    text = _packaged(arguments) if kind == "system" else _unit_with(arguments or ())
     if print_:
         tell(json, {"for": kind, "text": text}, [text.rstrip("\n")])
         return
@@ -76,8 +76,8 @@ def install(
     tell(json, {"for": kind, "text": text, "path": str(unit)}, lines)
 
 
-def started_with(arguments: Sequence[str]) -> Started:
-    """Returns the command of a node with these arguments of `join`. Raises ConfigError, and what else is said
+def _unit_with(arguments: Sequence[str]) -> str:
+    """Returns the unit of a node with these arguments of `join`. Raises ConfigError, and what else is said
     of settings that are none: a service that cannot start helps nobody."""
     given = _read(arguments)
     # The unit passes an invitation on, and each start reads it.
@@ -95,7 +95,7 @@ def started_with(arguments: Sequence[str]) -> Started:
     home = settings.paths.home if given["home"] is None else None
     named = () if home is None else ("--home", str(home))
     command = (sys.executable, "-m", "swarmnode", "join", *arguments, *named)
-    return Started(command, os.getcwd(), memory_gb)
+    return user_unit(command, os.getcwd(), memory_gb)
 
 
 def _command_in(unit: str) -> str:

@@ -4,27 +4,17 @@ service_command.py -> [user_unit] -> ~/.config/systemd/user/swarmnode.service | 
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The command that is to run, and where."""
-
-    command: tuple[str, ...]
-    folder: str
-    """Working folder, which relative paths of the command are of."""
-    memory_gb: float | None = None
-    """Most GiB of the machine's memory. None: no limit."""
-
-
-def user_unit(started: Started) -> str:
-    """Returns a unit for `systemctl --user`."""
-    memory = "" if started.memory_gb is None else f"MemoryMax={round(started.memory_gb * 2**30)}\n"
+def user_unit(command: Sequence[str], folder: str, memory_gb: float | None) -> str:
+    """Returns a unit for `systemctl --user` that runs a command. `folder`: its working folder, which relative
+    paths of the command are of. `memory_gb`: most GiB of the machine's memory; None: no limit."""
+    memory = "" if memory_gb is None else f"MemoryMax={round(memory_gb * 2**30)}\n"
     return (
         f"[Unit]\n{DESCRIPTION}{ATTEMPTS}\n[Service]\nType=exec\n"
-        f"ExecStart={' '.join(map(unit_word, started.command))}\n"
-        f"WorkingDirectory={started.folder.replace('%', '%%')}\n"
+        f"ExecStart={' '.join(map(unit_word, command))}\n"
+        f"WorkingDirectory={folder.replace('%', '%%')}\n"
         f"Environment=OMP_NUM_THREADS=1\n{POLICY}UMask=0077\nLimitNOFILE=65536\nNoNewPrivileges=yes\n{memory}"
         "\n[Install]\nWantedBy=default.target\n"
     )

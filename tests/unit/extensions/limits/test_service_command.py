@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from swarmnode.cli.app import app
 from swarmnode.errors import ConfigError, NetworkError, SwarmnodeError
-from swarmnode.extensions.limits.service_texts import ATTEMPTS, POLICY, Started, unit_word, user_unit
+from swarmnode.extensions.limits.service_texts import ATTEMPTS, POLICY, unit_word, user_unit
 
 ROOT = Path(__file__).parents[4]
 
@@ -150,7 +150,7 @@ def test_words_of_a_unit_are_no_more_than_words() -> None:
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not here")
 def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / "swarmnode.service"
-    unit.write_text(user_unit(Started(("/bin/true", 'a "b" 100%'), "/tmp", 2.5)))
+    unit.write_text(user_unit(("/bin/true", 'a "b" 100%'), "/tmp", 2.5))
     done = subprocess.run(
         ["systemd-analyze", "--user", "verify", str(unit)],
         env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)},
