@@ -36,8 +36,9 @@ from swarmnode.extensions.environments.tools import tools_from
 from swarmnode.tasks.deadlines.task_lock import TASK_LOCK
 from swarmnode.tasks.environment_maker import EnvironmentMaker
 from swarmnode.tasks.file_task import FileTask
-from swarmnode.tasks.judging.rewards import Reward, are_exchangeable, judge_groups
-from swarmnode.tasks.task import Task, evaluation_size_of, holds_out
+from swarmnode.tasks.judging.rewards import Reward, are_exchangeable
+from swarmnode.tasks.kinds.rewarded_task import RewardedTask
+from swarmnode.tasks.task import Task, holds_out
 from swarmnode.types import Example
 
 MAX_SCORED = 4096
@@ -48,14 +49,11 @@ OWN_REWARD = "environment"
 
 
 @dataclass(frozen=True, slots=True)
-class EnvironmentTask:
-    """A task file, or functions of a script, with an environment around its questions."""
+class EnvironmentTask(RewardedTask):
+    """A task file, or functions of a script, with an environment around its questions. `task` draws the
+    examples before the environment has added to them."""
 
-    source: Task
-    """Task that draws the examples before the environment has added to them."""
-    rewards: Mapping[str, Reward]
     parts: EnvironmentParts
-    version: str
     live: LiveEpisodes = field(default_factory=LiveEpisodes)
     scored: BoundedDict[EpisodeKey, Mapping[str, float | None]] = field(
         default_factory=lambda: BoundedDict[EpisodeKey, Mapping[str, float | None]](MAX_SCORED)
@@ -63,26 +61,13 @@ class EnvironmentTask:
     """Scores of finished episodes, for judging them again."""
 
     @property
-    def name(self) -> str:
-        return self.source.name
-
-    @property
     def exchangeable(self) -> bool:
         """True if other nodes can replay the episodes and would get the same scores."""
         return self.parts.exchangeable and are_exchangeable(self.rewards)
 
     @property
-    def judges_groups(self) -> bool:
-        """True if a reward compares the episodes of a group."""
-        return judge_groups(self.rewards)
-
-    @property
     def most_turns(self) -> int:
         return self.parts.most_turns
-
-    @property
-    def evaluation_size(self) -> int:
-        return evaluation_size_of(self.source)
 
     def keep_one_example(self) -> None:
         """Ends all episodes of an example as soon as one of another begins: nobody comes back to a
@@ -91,7 +76,7 @@ class EnvironmentTask:
 
     def examples(self, seed: int) -> Iterator[Example]:
         """Yields the questions, each with the text of `reset` at its end and the tools that may be called."""
-        for example in self.source.examples(seed):
+        for example in self.task.examples(seed):
             yield self._asked(replace(example, key=replace(example.key, version=self.version)))
 
     def observe(self, example: Example, turns: Sequence[Turn]) -> tuple[Message, ...] | None:
@@ -234,7 +219,7 @@ def environment_around(
         source = replace(source, draw=blank_rows)
     with TASK_LOCK.taken():
         rewards = own if judge_themselves(parts) else source.rewards
-    return EnvironmentTask(source, rewards, parts, version_with_environment(source.version))
+    return EnvironmentTask(source, rewards, version_with_environment(source.version), parts)
 
 
 def version_with_environment(version: str) -> str:
