@@ -24,7 +24,8 @@ lock.
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -208,10 +209,20 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(folder, state)
 
 
+@contextmanager
+def reading(folder: Path) -> Generator[None]:
+    """Turns errors of reading a checkpoint's files, which were whole a moment ago, into DamagedCheckpoint."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise DamagedCheckpoint(f"checkpoint {folder.name} is damaged: {error}") from error
+
+
 def restore(checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optimizer) -> Waiting:
     """Restores adapter, optimizer and RNG, and returns what waits to be trained on. Raises
     CheckpointError."""
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     if checkpoint.state.base_fingerprint != policy.base.fingerprint:
@@ -221,10 +232,8 @@ def restore(checkpoint: Checkpoint, policy: Policy, optimizer: torch.optim.Optim
         )
     policy.load_adapter(checkpoint.adapter)
     waiting = read_waiting(checkpoint)
-    try:
+    with reading(checkpoint.folder):
         tensors = load_file(str(checkpoint.folder / OPTIMIZER))
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"checkpoint {checkpoint.folder.name} is damaged: {error}") from error
     torch.set_rng_state(tensors.pop(RNG))
     _restore_optimizer(policy, optimizer, tensors)
     policy.version = checkpoint.state.policy_version
@@ -236,21 +245,17 @@ def read_waiting(checkpoint: Checkpoint) -> Waiting:
     have no rule, and may have groups of others (exchange.bin), which are ignored. Raises CheckpointError if a
     file cannot be read."""
     names = (ROLLOUTS, RULE) if RULE in checkpoint.state.digests else (ROLLOUTS,)
-    try:
+    with reading(checkpoint.folder):
         return Waiting(*((checkpoint.folder / name).read_bytes() for name in names))
-    except OSError as error:
-        raise CheckpointError(f"checkpoint {checkpoint.folder.name} is damaged: {error}") from error
 
 
 def check_has_adapter(checkpoint: Checkpoint) -> None:
     """Raises CheckpointError for a pipeline that trains all weights: its checkpoints contain none of them."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
-    try:
-        with safe_open(str(checkpoint.folder / ADAPTER_TENSORS), "pt") as file:
-            names = file.keys()
-    except (OSError, SafetensorError) as error:
-        raise DamagedCheckpoint(f"checkpoint {checkpoint.folder.name} is damaged: {error}") from error
+    path = str(checkpoint.folder / ADAPTER_TENSORS)
+    with reading(checkpoint.folder), safe_open(path, "pt") as file:
+        names = file.keys()
     if not names:
         raise CheckpointError(
             f"{checkpoint.folder.name} has no adapter: it is from a pipeline that trains all weights "

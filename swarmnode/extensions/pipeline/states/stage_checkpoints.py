@@ -34,11 +34,11 @@ from swarmnode.training.checkpoints.checkpoint import (
     ADAPTER_TENSORS,
     OPTIMIZER,
     RNG,
-    DamagedCheckpoint,
     Snapshot,
     State,
     Waiting,
     read_checkpoint,
+    reading,
 )
 
 logger = logging.getLogger(__name__)
@@ -145,14 +145,11 @@ def single_machine_tensors(folder: Path) -> Assembled:
 
     `StageWorker.load_state` picks those of its stage. Raises CheckpointError, DamagedCheckpoint.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     checkpoint = read_checkpoint(folder)
-    try:
+    with reading(folder):
         tensors = load_file(str(folder / ADAPTER_TENSORS)) | load_file(str(folder / OPTIMIZER))
-    except (OSError, SafetensorError) as error:
-        raise DamagedCheckpoint(f"checkpoint {folder.name} is damaged: {error}") from error
     tensors.pop(RNG, None)
     return Assembled(tensors, checkpoint.state.policy_version)
 
