@@ -15,7 +15,7 @@ import random
 from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -78,10 +78,9 @@ class RolloutFeed:
         """The loss, undivided: a sum over what is learned from."""
         self._micro_batch_tokens = micro_batch_tokens
         self._measured = measured or MeasuredRound()
-        self._sums: dict[int, StepSums] = {}
-        """Sums of each micro-batch, by its id()."""
-        self._taken: list[MicroBatch] = []
-        """Micro-batches that were taken, kept here so that no id() occurs twice."""
+        self._outputs: dict[int, tuple[MicroBatch, LossOutput, MeasuredTokens]] = {}
+        """The last measurements of each micro-batch, by its id(). They keep it alive, so no id() occurs
+        twice."""
         self.tokens = 0
         self._paths = paths
         by_path: defaultdict[StagePath, list[PathSamples]] = defaultdict(list)
@@ -121,26 +120,20 @@ class RolloutFeed:
         if not waiting:
             return None
         batch = waiting.popleft()
-        self._taken.append(batch)
         return LossInputs(batch, path, weight=weight_of(batch, self._config))
 
     def _measure(self, inputs: LossInputs, output: LossOutput, measured: MeasuredTokens) -> None:
-        """Record the sums of a micro-batch, once even if it is tried several times."""
-        sums = StepSums()
-        sums.add(output, len(inputs.batch.targets_N), measured)
-        self._sums[id(inputs.batch)] = sums
+        """Record the measurements of a micro-batch, once even if it is tried several times."""
+        without_graph = replace(output, loss=output.loss.detach())
+        self._outputs[id(inputs.batch)] = inputs.batch, without_graph, measured
 
     def report(self, *, weight: int, grad_norm: float | None) -> TrainReport:
         """Return the report of the step. `weight`: of all micro-batches in the step. `grad_norm`: of this
         stage, or None if no step was taken."""
         total = StepSums()
-        for sums in self._sums.values():
-            total.loss = total.loss + sums.loss / max(weight, 1)
-            total.clipped = total.clipped + sums.clipped
-            total.entropy = total.entropy + sums.entropy
-            total.reference_kl = total.reference_kl + sums.reference_kl
-            total.tokens += sums.tokens
-            total.own_tokens += sums.own_tokens
+        for batch, output, measured in self._outputs.values():
+            mean = replace(output, loss=output.loss / max(weight, 1))
+            total.add(mean, len(batch.targets_N), measured)
         if grad_norm is not None:
             self._measured.steps.append(total)
             self._measured.norms.append(grad_norm)
