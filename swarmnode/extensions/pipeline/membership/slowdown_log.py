@@ -51,8 +51,8 @@ class SlowdownLog:
 
     def __init__(self, micro_batch_tokens: int) -> None:
         self._tokens = micro_batch_tokens
-        self._seen: dict[str, tuple[int, tuple[SlowdownSample, ...]]] = {}
-        """By peer, its session and the observations of it, oldest first."""
+        self._seen: dict[tuple[str, int], tuple[SlowdownSample, ...]] = {}
+        """By peer and session, the observations of it, oldest first."""
 
     def add(
         self,
@@ -67,26 +67,25 @@ class SlowdownLog:
         `silent`: peers that did not answer us in it, or did not before and have sent nothing since. `claims`:
         those of living members; others are not judged.
         """
+        self.keep(claims)
         for peer, slowdowns in self._slowdowns(agreed, report.round_trips, claims).items():
             if peer not in silent:
                 better = sorted(slowdowns)[len(slowdowns) // 4]
-                self._note(peer, claims[peer].session, SlowdownSample(now_s, better, len(slowdowns), False))
-        for peer in silent:
-            if peer in claims:
-                self._note_fault(peer, claims[peer].session, now_s)
+                self._note(peer, claims[peer], SlowdownSample(now_s, better, len(slowdowns), False))
+        for peer in claims.keys() & silent:
+            before = self._seen.get((peer, claims[peer].session), ())
+            if all(now_s - each.at_s >= FAULT_EVERY_S for each in before if each.is_fault):
+                self._note(peer, claims[peer], SlowdownSample(now_s, FAULT, 1, True))
 
     def keep(self, claims: Mapping[str, Presence]) -> None:
         """Forget members that are gone or were restarted."""
-        self._seen = {
-            peer: (session, seen)
-            for peer, (session, seen) in self._seen.items()
-            if peer in claims and claims[peer].session == session
-        }
+        known = {(peer, presence.session) for peer, presence in claims.items()}
+        self._seen = {which: seen for which, seen in self._seen.items() if which in known}
 
     def observed(self, now_s: float) -> dict[str, Observation]:
         """Return our observations of other members for CostAnnouncement.observed."""
         found: dict[str, Observation] = {}
-        for peer, (_, seen) in self._seen.items():
+        for (peer, _), seen in self._seen.items():
             fresh = [each for each in seen if now_s - each.at_s <= MEMORY_S]
             if fresh:
                 slowdown = median_low([each.slowdown for each in fresh])
@@ -119,13 +118,6 @@ class SlowdownLog:
                 found.setdefault(peer, []).append(max(1.0, (believed_s + excess_s) / claimed_s))
         return found
 
-    def _note_fault(self, peer: str, session: int, now_s: float) -> None:
-        known, seen = self._seen.get(peer, (session, ()))
-        faults = [each.at_s for each in seen if each.is_fault]
-        if known != session or not faults or now_s - faults[-1] >= FAULT_EVERY_S:
-            self._note(peer, session, SlowdownSample(now_s, FAULT, 1, True))
-
-    def _note(self, peer: str, session: int, what: SlowdownSample) -> None:
-        known, seen = self._seen.get(peer, (session, ()))
-        before = seen if known == session else ()
-        self._seen[peer] = session, (*before, what)[-RECENT:]
+    def _note(self, peer: str, claim: Presence, what: SlowdownSample) -> None:
+        which = peer, claim.session
+        self._seen[which] = (*self._seen.get(which, ()), what)[-RECENT:]
