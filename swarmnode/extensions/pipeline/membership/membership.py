@@ -40,7 +40,7 @@ from swarmnode.extensions.pipeline.membership.membership_messages import (
     TakeAssignment,
     topic_of,
 )
-from swarmnode.extensions.pipeline.membership.own_presence import OwnPresence, ask
+from swarmnode.extensions.pipeline.membership.own_presence import OwnPresence
 from swarmnode.extensions.pipeline.membership.proposal_round import target_iteration
 from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement
 from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings, plan_terms
@@ -325,7 +325,19 @@ class Membership:
         return await self._ask_within(peer_id, request, self._settings.answer_s)
 
     async def _ask_within(self, peer_id: str, request: Request, timeout_s: float) -> Status:
-        status = await ask(self._streams, peer_id, request, self._own.sealed, timeout_s=timeout_s)
+        """Send another member a request. One that does not know us is told first."""
+
+        async def exchange(message: Request) -> Status:
+            service = MemberService.MEMBERSHIP
+            return await self._streams.ask(peer_id, service, message, Status, timeout_s=timeout_s)
+
+        try:
+            status = await exchange(request)
+        except MemberRefused as refused:
+            if refused.refusal is not Refusal.UNKNOWN_MEMBER:
+                raise
+            await exchange(Introduce(self._own.sealed))
+            status = await exchange(request)
         self._members.heard(peer_id, status, loop_s())
         self._follower.hear(peer_id, status, loop_s())
         return status

@@ -1,7 +1,6 @@
-"""Requests from one member to another (membership_messages.py), and the announcement of our own presence.
+"""Our own presence: what we announce about ourselves, signed.
 
-costs, links -> [OwnPresence] -> gossip, introductions
-membership.py -> [ask] -> member_streams.py -> Status
+costs, links -> [OwnPresence] -> gossip, introductions, proposals
 """
 
 import asyncio
@@ -12,18 +11,12 @@ from math import inf
 
 from swarmnode.errors import NetworkError, Rejected
 from swarmnode.extensions.pipeline.membership.membership_messages import (
-    Introduce,
     Presence,
-    Request,
-    Status,
     open_presence,
     seal_presence,
 )
 from swarmnode.extensions.pipeline.plans.member_costs import CostAnnouncement
 from swarmnode.extensions.pipeline.plans.observations import is_broken
-from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
-from swarmnode.extensions.pipeline.wire.refusals import MemberRefused, Refusal
-from swarmnode.extensions.pipeline.wire.services import MemberService
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.host import Host
 
@@ -31,27 +24,6 @@ logger = logging.getLogger(__name__)
 
 LEAST_BETWEEN_S = 2.0
 """Shortest time between two announcements of something new: links are measured one after the other."""
-
-
-async def ask(
-    streams: MemberStreams, peer_id: str, request: Request, sealed: bytes, *, timeout_s: float
-) -> Status:
-    """Send a member a request and return its status. A member that does not know us is told first: `sealed`
-    is our presence.
-
-    Raises MemberRefused, NetworkError.
-    """
-
-    async def exchange(message: Request) -> Status:
-        return await streams.ask(peer_id, MemberService.MEMBERSHIP, message, Status, timeout_s=timeout_s)
-
-    try:
-        return await exchange(request)
-    except MemberRefused as refused:
-        if refused.refusal is not Refusal.UNKNOWN_MEMBER:
-            raise
-    await exchange(Introduce(sealed))
-    return await exchange(request)
 
 
 class OwnPresence:
