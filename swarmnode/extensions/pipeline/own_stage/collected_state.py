@@ -53,7 +53,7 @@ async def whole_state(
     async def look(newest: bool) -> Assembled:
         least = iteration if newest else 1
         return await states.assemble(
-            sorted(members), everything, at_least=least, at_most=iteration, most_bytes=most_bytes
+            members, everything, at_least=least, at_most=iteration, most_bytes=most_bytes
         )
 
     try:
@@ -82,7 +82,7 @@ async def stage_state(
 
     async def assemble(these: StagePart, *, newest: bool) -> Assembled:
         return await states.assemble(
-            sorted(members),
+            members,
             these,
             needs_ends=with_ends and these.has_ends,
             at_least=iteration if newest else 1,
@@ -126,7 +126,7 @@ async def majority_state(
 
     async def look(newest: bool) -> Assembled:
         return await states.assemble(
-            sorted(replicas),
+            replicas,
             part,
             needs_ends=with_ends and part.has_ends,
             at_least=iteration,

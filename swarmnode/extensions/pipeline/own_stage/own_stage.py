@@ -70,7 +70,6 @@ class OwnStageSettings:
 class _Held:
     """A stage in memory."""
 
-    part: StagePart
     model: StageModel
     optimizer: torch.optim.Optimizer
     iteration: int | None = None
@@ -110,10 +109,9 @@ class OwnStage:
         self._settings = settings
         self._checkpoints = checkpoints
         self._living = living
-        self._earlier = earlier
         self._stack = AsyncExitStack()
         self._gradient_exchange = ReplicaExchange(streams)
-        self.states = StateService(streams)
+        self.states = StateService(streams, earlier=earlier)
         self.member = PipelineMember(
             streams,
             key=key,
@@ -146,7 +144,6 @@ class OwnStage:
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(self._gradient_exchange)
             await stack.enter_async_context(self.states)
-            self.states.offer_earlier(self._earlier)
             await stack.enter_async_context(self.member)
             await stack.enter_async_context(self.decode)
             self._stack = stack.pop_all()
@@ -160,7 +157,7 @@ class OwnStage:
     @property
     def part(self) -> StagePart | None:
         """The layers that we hold, or None."""
-        return self._held.part if self._held is not None and self.ready.is_set() else None
+        return self._held.model.part if self._held is not None and self.ready.is_set() else None
 
     @property
     def model(self) -> StageModel | None:
@@ -176,10 +173,10 @@ class OwnStage:
         ModelError."""
         self._next = None
         part = part_of(agreed, self._peer_id)
-        if part is None or (self._held is not None and self._held.part == part):
+        if part is None or (self._held is not None and self._held.model.part == part):
             return
-        present = 0 if self._held is None else self._held.size_bytes
-        if self._held is None or present + self._bytes_under(agreed) <= self._settings.free_bytes:
+        free_bytes = self._settings.free_bytes
+        if self._held is None or self._held.size_bytes + self._bytes_under(agreed) <= free_bytes:
             self._next = await asyncio.to_thread(self._load, part)
 
     def _bytes_under(self, agreed: AgreedPlan) -> int:
@@ -203,8 +200,8 @@ class OwnStage:
         if node is not None:
             assignment = Assignment(agreed.plan, agreed.digest, agreed.peers, node, agreed.iteration)
         self._gradient_exchange.admit(agreed.peers, assignment)
-        before = None if agreed.before is None else LayerHolders(agreed.before.ranges)
-        self.states.admit(agreed.members, holders_of(agreed), former=before)
+        former = LayerHolders(agreed.before.ranges if agreed.before is not None else {})
+        self.states.admit(agreed.members, holders_of(agreed), former=former)
         self.agreed = agreed
         self.plans += 1
         if part is None or assignment is None:
@@ -319,7 +316,7 @@ class OwnStage:
         return await whole_state(
             self.states,
             agreed.members,
-            held.part,
+            held.model.part,
             layers=self._whole.layers,
             iteration=iteration,
             wanted=held.model.trainable(),
@@ -327,7 +324,7 @@ class OwnStage:
 
     async def _holding(self, part: StagePart) -> _Held:
         for held in (self._held, self._next):
-            if held is not None and held.part == part:
+            if held is not None and held.model.part == part:
                 return held
         # Release the former stage first: there may not be enough memory for both.
         self._held = self._next = self._worker = None
@@ -336,19 +333,20 @@ class OwnStage:
     def _load(self, part: StagePart) -> _Held:
         model = self._whole.stage(part, self._settings.stage)
         parameters = list(model.trainable().values())
-        return _Held(part, model, adam(parameters, self._settings.learning_rate))
+        return _Held(model, adam(parameters, self._settings.learning_rate))
 
     async def _bring_up_to_date(self, held: _Held, worker: StageWorker, agreed: AgreedPlan) -> None:
         """Load what the pipeline has learned in these layers by `agreed.iteration`."""
         if held.iteration == agreed.iteration or not worker.model.trainable():
             held.iteration = agreed.iteration
             return
+        part = held.model.part
         try:
             # A member that this plan leaves out may be the only one with these layers.
             found = await stage_state(
                 self.states,
                 agreed.members.union(self._living()),
-                held.part,
+                part,
                 iteration=agreed.iteration,
                 layers=self._whole.layers,
                 wanted=worker.model.trainable(),
@@ -358,7 +356,7 @@ class OwnStage:
             if agreed.iteration:
                 logger.error(
                     "what was learnt in layers %d to %d is lost, they continue from what is available: %s",
-                    held.part.first_layer, held.part.end_layer - 1, error,
+                    part.first_layer, part.end_layer - 1, error,
                 )  # fmt: skip
             held.iteration, held.is_known = agreed.iteration, not agreed.iteration
             return
@@ -368,7 +366,7 @@ class OwnStage:
         if not is_newest:
             logger.warning(
                 "the newest state of layers %d to %d is of iteration %d, the pipeline is at %d",
-                held.part.first_layer, held.part.end_layer - 1, found.iteration, agreed.iteration,
+                part.first_layer, part.end_layer - 1, found.iteration, agreed.iteration,
             )  # fmt: skip
 
     async def _majority_state(self, peers: tuple[str, ...], steps: int) -> Mapping[str, Tensor]:

@@ -80,9 +80,9 @@ class HolderCredibility(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class LayerHolders:
-    """The layers of each member under a plan, and the keeper of each member's copy."""
+    """The layers of each member under a plan, and the keeper of each member's copy. Empty without a plan."""
 
-    ranges: Mapping[str, tuple[int, int]]
+    ranges: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     """By peer id, the member's first layer and the layer after its last one."""
     keepers: Mapping[str, str] = field(default_factory=dict[str, str])
     """By the peer id of a stage's member, the peer id of the member that keeps its copy."""

@@ -1,6 +1,6 @@
 """Checkpoints of a pipeline: each member's own stage, and the whole adapter as a single machine saves it.
 
-StageWorker.state -> [StageCheckpoints.write] -> a folder -> [states] -> StateService.offer_earlier
+StageWorker.state -> [StageCheckpoints.write] -> a folder -> [states] -> StateService (earlier)
 all stages' states (StateService.assemble) -> [whole_snapshot] -> CheckpointStore: export, PEFT
 a single machine's checkpoint -> [single_machine_tensors] -> StageWorker.load_state of any stage
 

@@ -24,14 +24,13 @@ class StateCopies:
         """The newest copy of each owner, by its peer id."""
         self.coming: dict[str, int] = {}
         """By owner, the bytes of copies that are being fetched."""
-        self.layer_holders: LayerHolders | None = None
+        self.layer_holders = LayerHolders()
         """The holders and keepers under the plan. They determine whose copies are ours to keep."""
 
     def is_ours_to_keep(self, peer_id: str, holding: Holding) -> bool:
-        layer_holders = self.layer_holders
-        if layer_holders is None or layer_holders.keepers.get(peer_id) != self._peer_id:
-            return False
-        return layer_holders.ranges.get(peer_id) == (holding.first_layer, holding.end_layer)
+        layers = holding.first_layer, holding.end_layer
+        is_keeper = self.layer_holders.keepers.get(peer_id) == self._peer_id
+        return is_keeper and self.layer_holders.ranges.get(peer_id) == layers
 
     @contextmanager
     def room(self, peer_id: str, size_bytes: int) -> Iterator[bool]:

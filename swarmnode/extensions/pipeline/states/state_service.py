@@ -68,6 +68,8 @@ JUDGING_PLANS = 3
 """Number of plans by which a holder's credibility is judged: a copy may belong to a member that left a few
 plans ago."""
 
+NOBODY = LayerHolders()
+
 DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16, torch.float16})
 """Types of tensors that a state may contain: weights and Adam's moments."""
 
@@ -96,18 +98,26 @@ class StateService:
         states.publish(worker.state(optimizer))
     """
 
-    def __init__(self, streams: MemberStreams, limits: StateLimits | None = None) -> None:
+    def __init__(
+        self,
+        streams: MemberStreams,
+        limits: StateLimits | None = None,
+        *,
+        earlier: Sequence[HeldState] = (),
+    ) -> None:
+        """`earlier`: states that an earlier run left on this disk, offered until the first step is taken from
+        them. Other members may still need them after we have taken our assignment."""
         self._streams = streams
         self._peer_id = streams.peer_id
         self._limits = limits or StateLimits()
         self._members: frozenset[str] = frozenset()
         self._own: list[HeldState] = []
         self._left: HeldState | None = None
-        self._earlier: tuple[HeldState, ...] = ()
+        self._earlier = tuple(earlier)
         self._copies = StateCopies(
             self._peer_id, most=self._limits.max_copies, most_bytes=self._limits.max_copy_bytes
         )
-        self._former: LayerHolders | None = None
+        self._former = LayerHolders()
         self._settled: list[LayerHolders] = []
 
     async def __aenter__(self) -> Self:
@@ -123,9 +133,9 @@ class StateService:
     def admit(
         self,
         peers: Collection[str],
-        layer_holders: LayerHolders | None = None,
+        layer_holders: LayerHolders = NOBODY,
         *,
-        former: LayerHolders | None = None,
+        former: LayerHolders = NOBODY,
     ) -> None:
         """Answer these members from now on. Copies of members that have left stay: they are kept for that
         case.
@@ -140,13 +150,7 @@ class StateService:
     def settle(self) -> None:
         """Record that we, and presumably the others, hold the stages of the current plan. From now on its
         members are believed about them."""
-        if self._copies.layer_holders is not None:
-            self._settled = [*self._settled[1 - JUDGING_PLANS :], self._copies.layer_holders]
-
-    def offer_earlier(self, held: Sequence[HeldState]) -> None:
-        """Offer states that an earlier run left on this disk, until the first step is taken from them. Other
-        members may still need them after we have taken our assignment."""
-        self._earlier = tuple(held)
+        self._settled = [*self._settled[1 - JUDGING_PLANS :], self._copies.layer_holders]
 
     def publish(self, held: HeldState) -> None:
         """Publish this stage's state at an iteration boundary. The one before it can still be fetched.
@@ -222,7 +226,8 @@ class StateService:
         own = {self._peer_id: self.holdings()}
         most = self._limits.max_state_bytes if most_bytes is None else most_bytes
         # Other members come first: the first of equals counts, and we may be the one that has lost track.
-        every = (*offers(told, self._layer_holders), *offers(own, self._layer_holders))
+        holders = (*self._settled, self._former)
+        every = (*offers(told, holders), *offers(own, holders))
         offered = [offer for offer in every if offer.holding.size_bytes <= most]
         while True:
             chosen = covering(
@@ -258,10 +263,6 @@ class StateService:
                 return {}, offer
             tensors = found | tensors
         return tensors, None
-
-    @property
-    def _layer_holders(self) -> tuple[LayerHolders, ...]:
-        return (*self._settled, *([self._former] if self._former is not None else ()))
 
     async def _continue(self, peer_id: str, holding: Holding, data: bytearray) -> None:
         """Append the bytes of a state that this holder sends. Bytes that came before a failure are kept."""

@@ -20,7 +20,7 @@ from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel, open_model
 from swarmnode.extensions.pipeline.states import stage_checkpoints as checkpoints_module
-from swarmnode.extensions.pipeline.states.holdings import HeldState
+from swarmnode.extensions.pipeline.states.holdings import HeldState, LayerHolders
 from tests.unit.extensions.pipeline.members import ListFeed
 from tests.unit.extensions.pipeline.own_stage.own_stages import SETTINGS, One, equal, home, together
 from tests.unit.extensions.pipeline.tiny_models import LAYERS, batches, saved, tiny_model
@@ -353,7 +353,7 @@ async def test_the_whole_of_a_step_is_put_together_from_all_members_or_the_lack_
             await first.own_stage.whole_state(1)
         second.states.publish(honest)
         found.kill(second)
-        first.states._copies.layer_holders = None  # pyright: ignore[reportPrivateUsage]
+        first.states._copies.layer_holders = LayerHolders()  # pyright: ignore[reportPrivateUsage]
         first.states._copies.kept.clear()  # pyright: ignore[reportPrivateUsage]
         with pytest.raises(PipelineError, match="no members hold layers 0 to 5"):
             await first.own_stage.whole_state(1)
