@@ -23,13 +23,13 @@ from swarmnode.extensions.pipeline.runtime.pipeline_learner import PipelineLearn
 from swarmnode.extensions.pipeline.runtime.pipeline_settings import wanted_tokens
 from swarmnode.extensions.pipeline.stages.micro_batches import StagePath
 from swarmnode.node.building.assemble import build_exchange
-from swarmnode.node.building.local_policy import renderer_of
 from swarmnode.node.building.machine_memory import longest_sequence
 from swarmnode.node.lifecycle import rounds_done
 from swarmnode.node.node import NodeLoop
 from swarmnode.node.showing.figures import figure
 from swarmnode.node.showing.node_status import NodeStatus, Summary
 from swarmnode.node.swarm_member import NetworkParts
+from swarmnode.rollout.renderer import Renderer
 from swarmnode.tasks.task import Task
 from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
 from swarmnode.training.records import TrainReport
@@ -39,13 +39,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RolloutInputs:
-    """The tasks, tokenizer and checkpoint store for rollouts."""
+    """The tasks, renderer and checkpoint store for rollouts."""
 
     tasks: Mapping[str, Task]
     tasks_of_others: Mapping[str, Task]
     """The same tasks, as used to judge rollouts of strangers."""
-    tokenizer: Any
-    eos_token_ids: tuple[int, ...]
+    renderer: Renderer
     store: CheckpointStore
     seed: int
 
@@ -124,7 +123,7 @@ class RolloutRole:
         )
         engine = PipelineEngine(
             chain,
-            inputs.eos_token_ids,
+            inputs.renderer.eos_token_ids,
             choose_path=self._choose_path,
             max_running=config.rollout.slots,
             max_length=longest_sequence(config, whole.name, whole.max_positions),
@@ -134,7 +133,7 @@ class RolloutRole:
         return PipelineLearner(
             data_node,
             engine,
-            renderer_of(config.policy, inputs.tokenizer, inputs.eos_token_ids),
+            inputs.renderer,
             inputs.tasks,
             inputs.store,
             seed=inputs.seed,
@@ -150,7 +149,7 @@ class RolloutRole:
             data_node.parts.host,
             data_node.parts.key,
             inputs.tasks_of_others,
-            renderer_of(config.policy, inputs.tokenizer, inputs.eos_token_ids),
+            inputs.renderer,
             family=whole.family,
             parameters=round(whole.card.parameters),
             longest_prompt=longest - config.rollout.max_tokens,

@@ -44,6 +44,7 @@ from swarmnode.model.base_model import find_device, find_dtype
 from swarmnode.model.built_model import source_of
 from swarmnode.network.admission import admission_to
 from swarmnode.node.building.assemble import build_discovery, build_host, check_network, seed_of
+from swarmnode.node.building.local_policy import renderer_of
 from swarmnode.node.building.node_process import remove_running
 from swarmnode.node.building.policies import Seat
 from swarmnode.node.building.run import leave_note, take_identity
@@ -90,8 +91,10 @@ def run_pipeline(settings: Settings, *, fresh: bool) -> Ending:
         feed = MonitorFeed(about, make_monitors(config.node.monitors))
         watcher = Watchers([feed, screen.start_watcher()])
         stack.callback(watcher.close)
-        parts = _parts(seat, whole, memory, fresh=fresh)
-        role = _data_role(seat, whole, tasks_for_strangers(stack, tasks))
+        run = name_of_base(whole.name, whole.fingerprint)
+        store = CheckpointStore(paths.checkpoints / run, keep=config.node.keep_checkpoints)
+        parts = _parts(seat, whole, memory, store, fresh=fresh)
+        role = _data_role(seat, whole, store, tasks_for_strangers(stack, tasks))
         STOP_SIGNALS.check()
         return ending([key.peer_id], [asyncio.run(_serve(PipelineNode(parts, watcher, role), seat))])
 
@@ -131,7 +134,9 @@ def _open(config: Config, model: str, paths: Paths, screen: Screen) -> WholeMode
     return open_model(source, find_dtype(config.policy.dtype, find_device(config.policy.device)))
 
 
-def _parts(seat: Seat, whole: WholeModel, memory: int, *, fresh: bool) -> PipelineParts:
+def _parts(
+    seat: Seat, whole: WholeModel, memory: int, store: CheckpointStore, *, fresh: bool
+) -> PipelineParts:
     """Make the parts of a member. `memory`: bytes for the stage and for generation."""
     config, paths, pipeline = seat.config, seat.paths, seat.config.pipeline
     device = find_device(config.policy.device)
@@ -158,7 +163,6 @@ def _parts(seat: Seat, whole: WholeModel, memory: int, *, fresh: bool) -> Pipeli
         )
 
     checkpoints = StageCheckpoints(paths.checkpoints / f"{STAGES}{whole.fingerprint}", whole.fingerprint)
-    store = _store(seat, whole)
     if fresh:
         _put_aside(checkpoints, store)
     host = build_host(config, paths, choose_port(config.network, paths))
@@ -216,13 +220,8 @@ def _put_aside(checkpoints: StageCheckpoints, store: CheckpointStore) -> None:
         logger.info("starting over; earlier stages are kept in %s", aside)
 
 
-def _store(seat: Seat, whole: WholeModel) -> CheckpointStore:
-    run = name_of_base(whole.name, whole.fingerprint)
-    return CheckpointStore(seat.paths.checkpoints / run, keep=seat.config.node.keep_checkpoints)
-
-
 def _data_role(
-    seat: Seat, whole: WholeModel, tasks_of_others: Mapping[str, Task]
+    seat: Seat, whole: WholeModel, store: CheckpointStore, tasks_of_others: Mapping[str, Task]
 ) -> Callable[[DataNode], DataRole]:
     """Return a function that makes the data role on demand: most members never load a tokenizer."""
     if holds_data(seat.config) and not seat.config.pipeline.text:
@@ -232,9 +231,7 @@ def _data_role(
         tokenizer, ends = load_tokenizer(whole)
         if seat.config.pipeline.text:
             return TextRole(data_node, tokenizer, seat.seed)
-        store = _store(seat, whole)
-        return RolloutRole(
-            data_node, RolloutInputs(seat.tasks, tasks_of_others, tokenizer, ends, store, seat.seed)
-        )
+        renderer = renderer_of(seat.config.policy, tokenizer, ends)
+        return RolloutRole(data_node, RolloutInputs(seat.tasks, tasks_of_others, renderer, store, seat.seed))
 
     return make
