@@ -122,7 +122,6 @@ class ProposalRound:
         """Carry out the proposal as far as it goes."""
         others = [peer for peer in self._members if peer != self._own]
         settings, self._epoch = self._settings, proposal.epoch
-        former = FormerStages(proposal.ends, proposal.stage_of) if proposal.ends else None
         # First alone: inputs without a plan are nobody else's business.
         for peers in ([self._own], others):
             if not await self._tell(peers, proposal):
@@ -136,7 +135,7 @@ class ProposalRound:
         iteration, agreed = await self._hold(), self._agreed()
         if iteration is None or agreed is None:
             return self._out
-        loading = {*must_load(agreed, former)}
+        loading = {*must_load(agreed, agreed.before)}
         keeping = [peer for peer in self._members if peer not in loading]
         for peers, within_s in ((keeping, settings.iteration_s), (sorted(loading), 0.0)):
             within_s += settings.catch_up_s + settings.assignment_s

@@ -28,7 +28,6 @@ per stage) the difference is under a second at 100 Mbit/s.
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
-from types import TracebackType
 from typing import Self, TypeVar
 
 from swarmnode.errors import NetworkError, Rejected
@@ -94,9 +93,7 @@ class ReplicaExchange:
         self._streams.incoming.begin(MemberService.GRADIENTS, handler)
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._streams.incoming.end(MemberService.GRADIENTS)
 
     def admit(self, peers: Collection[str], assignment: Assignment | None = None) -> None:

@@ -18,7 +18,6 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import torch
@@ -125,9 +124,7 @@ class StateService:
         self._streams.incoming.begin(MemberService.STATES, handler)
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self._streams.incoming.end(MemberService.STATES)
 
     def admit(
