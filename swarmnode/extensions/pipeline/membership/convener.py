@@ -171,11 +171,10 @@ class Convener:
     def _idle(self, share: float = 1.0) -> frozenset[str]:
         """Return members whose turn has passed. One that says that a change is under way, which we may not be
         part of, has as long as for that."""
-        now_s, settings = loop_s(), self._members.settings
+        now_s, settings, told = loop_s(), self._members.settings, self._members.statuses()
         found: set[str] = set()
         for peer, since_s in self._idle_since_s.items():
-            status = self._members[peer].status if peer in self._members else None
-            changes = status is not None and status.progress not in NO_CHANGE
+            changes = peer in told and told[peer].progress not in NO_CHANGE
             limit_s = settings.prepare_s if changes else IDLE_AFTER * settings.retry_s
             if now_s - since_s > share * limit_s:
                 found.add(peer)
@@ -250,7 +249,8 @@ class Convener:
             if why:
                 self._members.bar(peer, why, loop_s())
                 barred = True
-        return barred or self._is_in_force(self._statuses(others))
+        # Who was lost meanwhile counts with what it said before.
+        return barred or self._is_in_force(told | self._statuses(others))
 
     async def _what_became_of(self, peer: str, plan: AgreedPlan) -> str:
         """Return the reason to bar a member that seems to have left the plan; empty if there is none."""
@@ -351,8 +351,8 @@ class Convener:
                 self._members.bar(peer, why, now_s)
 
     def _statuses(self, others: list[str]) -> dict[str, Status]:
-        known = {peer: self._members[peer].status for peer in others}
-        return {self._members.own: self._status(), **{peer: s for peer, s in known.items() if s is not None}}
+        told = self._members.statuses()
+        return {self._members.own: self._status(), **{peer: told[peer] for peer in others if peer in told}}
 
     def _sessions(self, others: list[str]) -> frozenset[tuple[str, int]]:
         return frozenset((peer, self._members[peer].presence.session) for peer in others)

@@ -102,7 +102,7 @@ class KnownMember:
     joined_at_s: float
     """Time when it began to live, or was first heard of."""
     status: Status | None = None
-    lives: bool = False
+    """Its latest status while it lives; None before it has answered, and once it is gone."""
     heard_at_s: float = 0.0
     """Time when it last answered or asked."""
     ping_at_s: float = 0.0
@@ -116,6 +116,10 @@ class KnownMember:
     barred_until_s: float = 0.0
     convenes_from_s: float = 0.0
     """Time before which it may not propose."""
+
+    @property
+    def lives(self) -> bool:
+        return self.status is not None
 
 
 class KnownMembers:
@@ -182,7 +186,7 @@ class KnownMembers:
             if presence.costs.member.measured_at_s < before.presence.costs.member.measured_at_s:
                 raise Rejected(Refusal.OLD_NEWS, f"an earlier session of {author}")
             before.presence, before.sealed = presence, sealed
-            before.status, before.lives, before.joined_at_s, before.ping_at_s = None, False, now_s, now_s
+            before.status, before.joined_at_s, before.ping_at_s = None, now_s, now_s
             return True
         self._make_room()
         self._known[author] = KnownMember(presence, sealed, joined_at_s=now_s, ping_at_s=now_s)
@@ -221,8 +225,7 @@ class KnownMembers:
         if known is None or known.presence.session != status.session:
             return False
         if not known.lives:
-            known.lives, known.joined_at_s = True, now_s
-            known.ping_at_s = now_s + self.settings.ping_s
+            known.joined_at_s, known.ping_at_s = now_s, now_s + self.settings.ping_s
             logger.info("%s takes part in pipeline %s", peer_id, self.settings.name)
         known.status, known.heard_at_s, known.unreachable = status, now_s, 0
         return known.presence.sequence >= status.sequence
@@ -252,7 +255,6 @@ class KnownMembers:
         if known is not None and known.lives:
             # Not forgotten: who comes and goes is lost again and again like anybody else.
             self._gone(known, now_s)
-            known.status = None
             logger.info("%s left pipeline %s", peer_id, self.settings.name)
 
     def bar(self, peer_id: str, why: str, now_s: float) -> None:
@@ -289,9 +291,13 @@ class KnownMembers:
             known.ping_at_s = now_s + self.settings.ping_s * (1 if known.lives else 5)
         return found
 
+    def statuses(self) -> dict[str, Status]:
+        """Return the latest status of each member that answers, without us; sorted by peer id."""
+        return {peer: known.status for peer, known in sorted(self._known.items()) if known.status is not None}
+
     def living(self) -> list[str]:
         """Return the members that answer, without us; sorted."""
-        return sorted(peer for peer, known in self._known.items() if known.lives)
+        return [*self.statuses()]
 
     def presences(self) -> dict[str, Presence]:
         """Return the presence of each other member that answers."""
@@ -303,9 +309,8 @@ class KnownMembers:
 
     def most_are_past(self, epoch: int) -> bool:
         """Return True if most other members follow a plan newer than this one."""
-        others = self.living()
-        statuses = [self._known[peer].status for peer in others]
-        return 2 * sum(each is not None and each.in_force > epoch for each in statuses) > len(others)
+        said = self.statuses().values()
+        return 2 * sum(each.in_force > epoch for each in said) > len(said)
 
     def is_stopped(self, plan: AgreedPlan | None) -> bool:
         """Return True if nobody can train under our plan: it is None, or no data node of it answers and still
@@ -313,24 +318,20 @@ class KnownMembers:
         if plan is None:
             return True
         data = {*plan.partition.stages[0].peers}
-        told = [self._known[peer].status for peer in data.intersection(self.living())]
-        works = any(each is not None and each.in_force >= plan.epoch for each in told)
+        works = any(each.in_force >= plan.epoch for peer, each in self.statuses().items() if peer in data)
         return self.own not in data and not works
 
     def convener(self, now_s: float, *, resigned: bool, without: Collection[str] = ()) -> str:
         """Return the peer id that has the turn: the smallest living one that is not in `without`, including
         ours unless we resigned."""
-        ready = [
-            peer
-            for peer in self.usable(now_s)
-            if (s := self._known[peer].status) is not None and not s.resigned and peer not in without
-        ]
+        said = self.statuses()
+        ready = [peer for peer in self.usable(now_s) if not said[peer].resigned and peer not in without]
         return min([*ready, *([] if resigned and ready else [self.own])])
 
     def _gone(self, known: KnownMember, now_s: float) -> None:
         self.gone_at_s = now_s
         _lose(known, now_s)
-        known.lives, known.ping_at_s = False, now_s + 5 * self.settings.ping_s
+        known.status, known.ping_at_s = None, now_s + 5 * self.settings.ping_s
         if known.losses > FREE_LOSSES:
             self._bar(known, known.losses - FREE_LOSSES, now_s)
 

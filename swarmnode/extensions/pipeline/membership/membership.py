@@ -286,18 +286,16 @@ class Membership:
         )
         former = FormerStages(proposal.ends, proposal.stage_of) if proposal.ends else None
         inputs = PlanInputs(announcements, self._plan, former, proposal.epoch)
-        heard = {peer: members[peer].status for peer in members.living()}
-        epochs = [each.epoch for peer, each in heard.items() if each is not None and peer != sender]
+        heard = members.statuses()
+        epochs = [each.epoch for peer, each in heard.items() if peer != sender]
         follower.propose(sender, inputs, now_s, usual_epoch=median_low(epochs) if epochs else 0)
         for peer, status in heard.items():
             # Who was told before us may have computed it already.
-            if status is not None:
-                follower.hear(peer, status, now_s)
+            follower.hear(peer, status, now_s)
 
     def _hold(self, sender: str, request: Hold, now_s: float) -> None:
-        told = (self._members[peer].status for peer in self._members.living())
         # As the convener itself does (proposal_round.py), from what we have heard ourselves.
-        expected = target_iteration([self.status(), *(status for status in told if status is not None)])
+        expected = target_iteration([self.status(), *self._members.statuses().values()])
         try:
             self._follower.hold(sender, request.epoch, request.iteration, now_s, expected=expected)
         except Rejected as error:
