@@ -139,14 +139,11 @@ async def majority_state(
 async def _found(look: Callable[[bool], Awaitable[Assembled]], *, tries: int, newest: int) -> Assembled:
     """Call `look` until it succeeds: the first `newest` times for the newest state, then for any. Raises its
     last CheckpointError."""
-    for attempt in range(tries):
-        try:
+    for attempt in range(tries - 1):
+        with suppress(CheckpointError):
             return await look(attempt < newest)
-        except CheckpointError:
-            if attempt == tries - 1:
-                raise
-            await asyncio.sleep(PAUSE_S)
-    raise AssertionError("the last attempt returns or raises")
+        await asyncio.sleep(PAUSE_S)
+    return await look(tries <= newest)
 
 
 def _most_bytes(part: StagePart, layers: int, wanted: Mapping[str, Tensor]) -> int:
