@@ -23,6 +23,7 @@ from swarmnode.extensions.pipeline.membership.follower import Follower
 from swarmnode.extensions.pipeline.membership.known_members import KnownMembers
 from swarmnode.extensions.pipeline.membership.membership_messages import (
     MAX_MEMBERS,
+    Ask,
     Ping,
     ProposalProgress,
     Propose,
@@ -30,7 +31,6 @@ from swarmnode.extensions.pipeline.membership.membership_messages import (
 )
 from swarmnode.extensions.pipeline.membership.own_presence import OwnPresence
 from swarmnode.extensions.pipeline.membership.proposal_round import (
-    Ask,
     ProposalRound,
     RoundOutcome,
     former_stages,
@@ -255,7 +255,7 @@ class Convener:
     async def _what_became_of(self, peer: str, plan: AgreedPlan) -> str:
         """Return the reason to bar a member that seems to have left the plan; empty if there is none."""
         try:
-            status = await self._ask(peer, Ping(self._status()))
+            status = await self._ask(peer, Ping(self._status()), self._members.settings.answer_s)
         except (NetworkError, MemberRefused) as error:
             logger.debug("%s does not say where it stands: %s", peer, error)
         else:
@@ -326,7 +326,7 @@ class Convener:
                 continue
             logger.info("%s ended the change of plan, starting another: %s", peer, why)
             try:
-                await self._ask(peer, Ping(self._status()))
+                await self._ask(peer, Ping(self._status()), self._members.settings.answer_s)
             except NetworkError as error:
                 self._suspect(peer, str(error))
                 # Before it is planned with again, there is time to see whether it lives.

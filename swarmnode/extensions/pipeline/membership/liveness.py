@@ -8,11 +8,11 @@ about it is checked by asking it. Looking takes no turn behind pings that wait f
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 
 from swarmnode.errors import NetworkError, PeerUnreachable
 from swarmnode.extensions.pipeline.membership.known_members import KnownMembers
-from swarmnode.extensions.pipeline.membership.membership_messages import Ping, Request, Status, Suspect
+from swarmnode.extensions.pipeline.membership.membership_messages import Ask, Ping, Request, Status, Suspect
 from swarmnode.extensions.pipeline.wire.of_each import of_each
 from swarmnode.extensions.pipeline.wire.refusals import MemberRefused
 from swarmnode.extensions.pipeline.wire.waiting import ChangeSignal, loop_s
@@ -22,9 +22,6 @@ logger = logging.getLogger(__name__)
 MAX_ASKED_AT_ONCE = 16
 LOOKS_PER_PING = 4
 
-AskWithin = Callable[[str, Request, float], Awaitable[Status]]
-"""Sends a member a request with a deadline in seconds. Raises MemberRefused, NetworkError."""
-
 
 class LivenessMonitor:
     """Keeps the liveness of `members` up to date while it runs."""
@@ -32,7 +29,7 @@ class LivenessMonitor:
     def __init__(
         self,
         members: KnownMembers,
-        ask: AskWithin,
+        ask: Ask,
         status: Callable[[], Status],
         turn: Callable[[], str],
         news: ChangeSignal,

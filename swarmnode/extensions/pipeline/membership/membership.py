@@ -105,7 +105,7 @@ class Membership:
             self._members, self._follower, self._own, self._ask, self.status, wall_s, self.lost
         )
         self._liveness = LivenessMonitor(
-            self._members, self._ask_within, self.status, self._convener.turn, self._news
+            self._members, self._ask, self.status, self._convener.turn, self._news
         )
         self._jobs = JobRunner(
             self._follower, self._members, self._news,
@@ -312,18 +312,15 @@ class Membership:
 
     # What is asked.
 
-    async def _ask(self, peer_id: str, request: Request) -> Status:
-        """Send a member, possibly ourselves, a request. Raises MemberRefused, NetworkError."""
+    async def _ask(self, peer_id: str, request: Request, timeout_s: float) -> Status:
+        """Send a member, possibly ourselves, a request. One that does not know us is told first. Raises
+        MemberRefused, NetworkError."""
         if peer_id == self._host.peer_id:
             try:
                 self._take(peer_id, request)
             except Rejected as error:
                 raise MemberRefused(Refused.of(error)) from error
             return self.status()
-        return await self._ask_within(peer_id, request, self._settings.answer_s)
-
-    async def _ask_within(self, peer_id: str, request: Request, timeout_s: float) -> Status:
-        """Send another member a request. One that does not know us is told first."""
 
         async def exchange(message: Request) -> Status:
             service = MemberService.MEMBERSHIP

@@ -8,6 +8,7 @@ truth about who asks. Every request is answered at once with the `Status` of the
 refused with a sentence; what takes long (planning, loading) is started, and shows in later statuses.
 """
 
+from collections.abc import Awaitable, Callable
 from enum import StrEnum
 from itertools import pairwise
 from typing import Annotated
@@ -164,6 +165,10 @@ class Leave(MemberMessage, frozen=True, tag="leave"):
 
 
 Request = Ping | Introduce | Propose | Hold | TakeAssignment | Begin | Suspect | Leave
+
+Ask = Callable[[str, Request, float], Awaitable[Status]]
+"""Sends a member, possibly ourselves, a request and returns its status within so many seconds. Raises
+MemberRefused or NetworkError."""
 
 
 def topic_of(swarm: str, name: str) -> str:

@@ -10,13 +10,14 @@ ends the round, names who failed, and the next round, with a higher epoch, is he
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from swarmnode.errors import NetworkError
 from swarmnode.extensions.pipeline.membership.follower import MAX_EPOCH_LEAP
 from swarmnode.extensions.pipeline.membership.known_members import MembershipSettings
 from swarmnode.extensions.pipeline.membership.membership_messages import (
+    Ask,
     Begin,
     Hold,
     Ping,
@@ -35,10 +36,6 @@ MAX_HOLDS = 5
 
 MAX_SILENT = 3
 """Requests in a row that a member may leave unanswered."""
-
-Ask = Callable[[str, Request], Awaitable[Status]]
-"""Sends a member, possibly ourselves, a request and returns its status. Raises MemberRefused or
-NetworkError."""
 
 
 @dataclass(slots=True)
@@ -176,7 +173,7 @@ class ProposalRound:
 
         async def tell(peer: str) -> None:
             try:
-                self._statuses[peer] = await self._ask(peer, request)
+                self._statuses[peer] = await self._ask(peer, request, self._settings.answer_s)
             except MemberRefused as error:
                 if begun is not None and error.reason == Refusal.BEGUN:
                     begun.append(peer)
@@ -210,11 +207,11 @@ class ProposalRound:
             await asyncio.sleep(self._settings.poll_s)
 
     async def _look(self, peers: Iterable[str], silent: Counter[str]) -> None:
-        epoch = self._epoch
+        epoch, answer_s = self._epoch, self._settings.answer_s
 
         async def look(peer: str) -> None:
             try:
-                status = await self._ask(peer, Ping(self._statuses[self._own]))
+                status = await self._ask(peer, Ping(self._statuses[self._own]), answer_s)
             except (NetworkError, MemberRefused) as error:
                 silent[peer] += 1
                 if silent[peer] >= MAX_SILENT:

@@ -57,10 +57,10 @@ def never_holds(node: Node) -> None:
     convener = node.membership._convener  # pyright: ignore[reportPrivateUsage]
     real = convener._ask  # pyright: ignore[reportPrivateUsage]
 
-    async def ask(peer: str, request: Request) -> Status:
+    async def ask(peer: str, request: Request, timeout_s: float) -> Status:
         if isinstance(request, Hold):
             await asyncio.Event().wait()
-        return await real(peer, request)
+        return await real(peer, request, timeout_s)
 
     convener._ask = ask  # pyright: ignore[reportPrivateUsage]
 

@@ -27,10 +27,10 @@ def test_an_iteration_that_nobody_is_near_is_not_taken_and_the_next_member_plans
         convener = nodes[0].membership._convener
         real = convener._ask
 
-        async def ask(peer: str, request: Request) -> Status:
+        async def ask(peer: str, request: Request, timeout_s: float) -> Status:
             if isinstance(request, Hold | TakeAssignment):
                 request = msgspec.structs.replace(request, iteration=2**53)
-            return await real(peer, request)
+            return await real(peer, request, timeout_s)
 
         convener._ask = ask
         await here.kill(nodes[4])

@@ -118,7 +118,7 @@ def test_a_place_that_takes_for_ever_is_given_up():
 
 @pytest.mark.parametrize("how", ["refuses", "claims an epoch"])
 def test_who_speaks_of_a_better_proposal_is_named(how: str):
-    async def ask(peer: str, request: Request) -> Status:
+    async def ask(peer: str, request: Request, timeout_s: float) -> Status:
         evil = peer == "evil"
         if evil and how == "refuses" and isinstance(request, Propose):
             raise MemberRefused(Refused(Refusal.OUTBID))
