@@ -31,6 +31,7 @@ from swarmnode.extensions.pipeline.runtime.data_roles import DataRole
 from swarmnode.extensions.pipeline.runtime.member_parts import PipelineParts
 from swarmnode.extensions.pipeline.runtime.membership_supervisor import MembershipSupervisor
 from swarmnode.extensions.pipeline.runtime.pipeline_status import PipelineView
+from swarmnode.extensions.pipeline.stages.stage_model import StagePart
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.waiting import wait_at_most
 from swarmnode.node.lifecycle import rounds_done
@@ -188,8 +189,8 @@ class PipelineNode:
         while not self._stopping.is_set():
             if self.done and not self._is_needed():
                 return rounds_done(self.member.iteration)
-            if not self._has_data():
-                await self._serve()
+            if (part := self.own_stage.part) is None or not part.has_ends:
+                await self._serve(part)
                 continue
             data_node = DataNode(
                 self.parts, self.supervisor, self.own_stage, self._watcher,
@@ -220,15 +221,8 @@ class PipelineNode:
                 return
             await asyncio.sleep(TICK_S)
 
-    def _has_data(self) -> bool:
-        agreed = self.own_stage.agreed
-        if agreed is None or not self.own_stage.ready.is_set():
-            return False
-        return agreed.stage_of(self.peer_id) == 0
-
-    async def _serve(self) -> None:
-        """Hold the stage for one tick while data nodes run iterations."""
-        part = self.own_stage.part
+    async def _serve(self, part: StagePart | None) -> None:
+        """Hold these layers for one tick while data nodes run iterations."""
         if part is None:
             waiting = f"{len(self.membership.members())} members so far{self._why_spare}"
             self._board.enter("waiting for a place in the pipeline", waiting)

@@ -224,7 +224,7 @@ def _data_role(
     seat: Seat, whole: WholeModel, store: CheckpointStore, tasks_of_others: Mapping[str, Task]
 ) -> Callable[[DataNode], DataRole]:
     """Return a function that makes the data role on demand: most members never load a tokenizer."""
-    if holds_data(seat.config) and not seat.config.pipeline.text:
+    if seat.config.pipeline.data and not seat.config.pipeline.text:
         loss_of(seat.config.training.loss)  # Refuses a loss that cannot be imported before we are a member.
 
     def make(data_node: DataNode) -> DataRole:
