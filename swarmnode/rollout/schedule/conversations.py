@@ -11,7 +11,6 @@ from functools import partial
 
 from swarmnode.chat import Message, Turn
 from swarmnode.errors import JudgementLost, JudgementOverran
-from swarmnode.rollout.engine import Request
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.rollout.schedule.open_group import OpenCompletion, OpenGroup, turns_so_far
 from swarmnode.tasks.deadlines.daemon_threads import ThreadWork, in_daemon_thread
@@ -46,15 +45,6 @@ class ConversationRules:
     def environment_of(self, example: Example) -> Environment | None:
         """Returns the environment of an example's task. None: the task does not answer back."""
         return self.environments.get(example.key.task)
-
-    def most_turns(self, example: Example) -> int:
-        """Returns the most turns that the policy gets with this example."""
-        return self.environments[example.key.task].most_turns
-
-    def bounded(self, request: Request, example: Example, turn: int) -> Request:
-        """Returns the request for this turn, marked to go on if another turn may follow. Turns count from
-        1."""
-        return replace(request, goes_on=turn < self.most_turns(example))
 
 
 NO_CONVERSATIONS = ConversationRules({}, turn_timeout_s=0.0)

@@ -256,7 +256,8 @@ class PartialRollouts:
         self._pool.forget(group)
         self._turns.left(group.serial, self._pool.begun)
         self._tally.trained.add(group.tokens, len(group.members))
-        return group.answered(self._renderer, in_turns=self._answers_back(group))
+        environment = self._conversations.rules.environment_of(group.example)
+        return group.answered(self._renderer, in_turns=environment is not None)
 
     def _due(self, group: OpenGroup) -> int:
         return due_in_rounds(group.oldest_version, self._version, self._settings.max_lag)
@@ -389,12 +390,10 @@ class PartialRollouts:
 
     def _request(self, group: OpenGroup, place: int) -> Request:
         request = group.request(place, self._sampling(group.example, place))
-        if not self._answers_back(group):
+        environment = self._conversations.rules.environment_of(group.example)
+        if environment is None:
             return request
-        return self._conversations.rules.bounded(request, group.example, group.members[place].turns)
-
-    def _answers_back(self, group: OpenGroup) -> bool:
-        return self._conversations.rules.environment_of(group.example) is not None
+        return replace(request, goes_on=group.members[place].turns < environment.most_turns)
 
     def _budget(self, example: Example, place: int) -> int:
         return self._sampling_of(example, place).max_tokens
