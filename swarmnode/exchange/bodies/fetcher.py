@@ -10,7 +10,7 @@ this process are chosen in the same way, but need not be fetched.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
@@ -316,27 +316,28 @@ class Fetcher:
         )
 
     async def judge_together(
-        self,
-        groups: Sequence[tuple[Announcement, bytes]],
-        took: Callable[[float], None],
-        *,
-        payer: str | None,
-    ) -> list[CheckedBody | Rejected]:
-        """Judges the first of these headers and bodies, as many as fit into LOOK_S, and returns their
-        results: each is drawn again, read and scored here. `took` is called with the seconds spent, which
-        come out of the judge's time for `payer`; None: the groups are our own. Raises Rejected if the judge
-        gives no result at all."""
+        self, groups: Sequence[tuple[Announcement, bytes]], *, payer: str | None
+    ) -> tuple[list[CheckedBody | Rejected], float]:
+        """Judges the first of these headers and bodies, as many as fit into LOOK_S: each is drawn again, read
+        and scored here. Returns their results, and the seconds spent, which come out of the judge's time for
+        `payer`; None: the groups are our own. If the judge gives no result at all, all are rejected."""
+        took_s = 0.0
 
-        def judged(seconds: float) -> None:
-            took(seconds)
+        def charge(seconds: float) -> None:
+            nonlocal took_s
+            took_s = seconds
             if payer is not None:
                 self._judge_time.charge(payer, self._context.trust_of(payer), seconds, monotonic())
 
-        found = await self._judge.run(lambda: _check(groups, self._rules), judged, author=payer or "")
+        found: list[CheckedBody | Rejected]
+        try:
+            found = await self._judge.run(lambda: _check(groups, self._rules), charge, author=payer or "")
+        except Rejected as rejected:
+            found = [rejected] * len(groups)
         for (announcement, _), checked in zip(groups, found, strict=False):
             if isinstance(checked, CheckedBody):
                 self._unfit.note_fit(announcement.header.task, self._context.clock())
-        return found
+        return found, took_s
 
     def may_be_judged(self, payer: str) -> bool:
         """Returns True if our judge has time left for this peer."""
@@ -352,20 +353,15 @@ class Fetcher:
         others."""
         announcement, reputation = fetch.announcement, self._ledger.reputation
         author = announcement.author
-        began, body, took_s = monotonic(), b"", 0.0
-
-        def took(seconds: float) -> None:
-            nonlocal took_s
-            took_s += seconds
-
+        began, body = monotonic(), b""
         try:
             body = await self._bodies.fetch(announcement, timeout_s=self._patience_s(author))
-            took_s = monotonic() - began
-            (checked,) = await self.judge_together([(announcement, body)], took, payer=author)
+            fetched_s = monotonic() - began
+            (checked,), judged_s = await self.judge_together([(announcement, body)], payer=author)
             if isinstance(checked, Rejected):
                 raise checked
             self._accept(announcement, body, checked)
-            reputation.note_delivery(author, took_s)
+            reputation.note_delivery(author, fetched_s + judged_s)
         except Rejected as rejected:
             if rejected.reason == str(Reason.PLAY_TIMEOUT):
                 self._note_overrun(announcement)

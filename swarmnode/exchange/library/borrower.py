@@ -414,21 +414,11 @@ class Borrower:
     ) -> list[tuple[tuple[Announcement, bytes], CheckedBody | Rejected]]:
         """Takes out the groups that the judge had time for, with their results; if it gave none, takes out
         all. If nobody pays, the judge then rests for as long as it worked."""
-        seconds = 0.0
-
-        def took(spent: float) -> None:
-            nonlocal seconds
-            seconds = spent
-
-        found: list[CheckedBody | Rejected]
-        try:
-            found = await self._fetcher.judge_together(tuple(waiting), took, payer=payer)
-        except Rejected as rejected:
-            found = [rejected] * len(waiting)
+        found, took_s = await self._fetcher.judge_together(tuple(waiting), payer=payer)
         judged = list(zip(waiting, found, strict=False))
         del waiting[: len(judged)]
         if payer is None:
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(took_s)
         return judged
 
     def _take(self, announcement: Announcement, body: bytes, checked: CheckedBody) -> None:
