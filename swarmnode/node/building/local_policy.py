@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LocalPolicy:
-    """A policy, the engine that samples from it, and the store of its checkpoints."""
+    """A policy, and the engine that samples from it."""
 
     base: LoadedModel
     policy: Policy
@@ -56,7 +56,6 @@ class LocalPolicy:
     """This policy's part of the shared engine."""
     shared: SharedEngine
     renderer: Renderer
-    store: CheckpointStore
 
 
 def load_policy(
@@ -90,6 +89,7 @@ def load_policy(
     STOP_SIGNALS.check()
     base = load_base_model(source, config.policy)
     limit = base.max_positions
+    renderer = renderer_of(config.policy, base.tokenizer, base.eos_token_ids)
     STOP_SIGNALS.check()
     engine, reason = make_engine(
         base.model,
@@ -102,12 +102,14 @@ def load_policy(
         policies=policies,
     )
     logger.info("rollout engine: %s", reason)
-    policy = Policy(base, config.policy, seed)
+    try:
+        policy = Policy(base, config.policy, seed)
+        shared = SharedEngine(engine, policies, people_first=config.rollout.first == "people")
+    except BaseException:
+        engine.close()
+        raise
     logger.info("LoRA changes %s", policy.targets.describe())
-    store = checkpoint_store(config, model, paths, base)
-    renderer = renderer_of(config.policy, base.tokenizer, base.eos_token_ids)
-    shared = SharedEngine(engine, policies, people_first=config.rollout.first == "people")
-    return LocalPolicy(base, policy, shared.member(label_of(0)), shared, renderer, store)
+    return LocalPolicy(base, policy, shared.member(label_of(0)), shared, renderer)
 
 
 def renderer_of(

@@ -28,6 +28,7 @@ from swarmnode.training.records import Evaluation
 if TYPE_CHECKING:
     from swarmnode.node.building.local_policy import LocalPolicy
     from swarmnode.training.checkpoints.checkpoint import Checkpoint
+    from swarmnode.training.checkpoints.checkpoint_store import CheckpointStore
 
 Purpose = Literal["eval", "export", "serve", "evaluate", "load"]
 """Why a checkpoint is needed: three commands, and two calls of scripts."""
@@ -105,7 +106,7 @@ def evaluate_offline(
         temperature = 0.0 if greedy else config.rollout.temperature
         sampling = SamplingParams(config.rollout.max_tokens, temperature, config.rollout.top_p)
         if tasks is None:
-            newest = checkpoint or local.store.latest()
+            newest = checkpoint or _store_of(settings, local).latest()
             named_here = settings.origins["tasks.names"].startswith(NAMED_HERE)
             named = config.tasks if named_here else _trained_on(config.tasks, newest)
             tasks = start_tasks(stack, named, settings.paths.home)
@@ -160,7 +161,8 @@ def load_checkpoint(
 
             local = load_policy(settings.config, settings.model, settings.paths, shown.progress, trains=False)
             stack.callback(local.engine.close)
-            checkpoint = None if base else _chosen(local, purpose, best=best)
+            store = _store_of(settings, local)
+            checkpoint = None if base else _chosen(store, purpose, best=best)
             if checkpoint is not None and apply:
                 apply_checkpoint(local, checkpoint)
         yield local, checkpoint
@@ -253,17 +255,24 @@ def _check_trained(settings: Settings, purpose: Purpose) -> None:
     raise CheckpointError(f"nothing to {verb}: no checkpoint of {model} in {folder}{there}", hint=way_out)
 
 
-def _chosen(local: "LocalPolicy", purpose: Purpose, *, best: bool) -> "Checkpoint":
+def _store_of(settings: Settings, local: "LocalPolicy") -> "CheckpointStore":
+    """Returns the checkpoints of the run to evaluate. Raises CheckpointError if it does not exist."""
+    from swarmnode.node.building.local_policy import checkpoint_store
+
+    return checkpoint_store(settings.config, settings.model, settings.paths, local.base)
+
+
+def _chosen(store: "CheckpointStore", purpose: Purpose, *, best: bool) -> "Checkpoint":
     """Returns the newest or the best checkpoint. Raises CheckpointError if there is none with an adapter."""
     from swarmnode.training.checkpoints.checkpoint import check_has_adapter
 
-    checkpoint = local.store.best() if best else local.store.latest()
+    checkpoint = store.best() if best else store.latest()
     if checkpoint is None and best:
         raise CheckpointError(
-            f"no checkpoint in {local.store.folder} has been evaluated",
+            f"no checkpoint in {store.folder} has been evaluated",
             hint="set node.eval_every=10 when training, or leave out best for the newest checkpoint",
         )
     if checkpoint is None:
-        raise CheckpointError(f"no checkpoint in {local.store.folder}", hint=NOTHING_YET[purpose][1])
+        raise CheckpointError(f"no checkpoint in {store.folder}", hint=NOTHING_YET[purpose][1])
     check_has_adapter(checkpoint)
     return checkpoint

@@ -13,7 +13,7 @@ from swarmnode.errors import CheckpointError
 from swarmnode.extensions.pipeline.states.stage_checkpoints import whole_snapshot
 from swarmnode.extensions.results.exported import export_offline, for_merging
 from swarmnode.machine.storage import resolve_paths
-from swarmnode.node.building.local_policy import load_policy
+from swarmnode.node.building.local_policy import checkpoint_store, load_policy
 from swarmnode.node.commands.offline import evaluate_offline
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import load_config
@@ -70,7 +70,8 @@ def test_what_a_pipeline_that_trains_all_weights_left_is_neither_measured_nor_ex
     model, paths = str(quick_model), resolve_paths(tmp_path / "home")
     local = load_policy(config, model, paths, lambda *_: None)
     state = state_of(local.base.name, local.base.fingerprint, 3, Counters(round=3), 0, Measure())
-    local.store.write(whole_snapshot({}, state, config.policy, waiting=Waiting()))
+    store = checkpoint_store(config, model, paths, local.base)
+    store.write(whole_snapshot({}, state, config.policy, waiting=Waiting()))
     with pytest.raises(CheckpointError, match="trains all weights"):
         evaluate_offline(at(config, model, paths))
     with pytest.raises(CheckpointError, match="trains all weights"):

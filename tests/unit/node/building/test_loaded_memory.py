@@ -42,7 +42,7 @@ def loaded(reserves_kv: bool = False) -> LocalPolicy:
     engine = FakeEngine(lambda request: (1,), CONFIG.rollout.slots)
     engine.capabilities = replace(engine.capabilities, reserves_kv=reserves_kv)
     shared = SharedEngine(engine, 1)
-    return LocalPolicy(base, None, shared.member("policy-0"), shared, None, None)
+    return LocalPolicy(base, None, shared.member("policy-0"), shared, None)
 
 
 def bounds(free_gib: float, local: LocalPolicy, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:

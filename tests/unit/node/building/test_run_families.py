@@ -19,7 +19,7 @@ from swarmnode.families.family import FAMILIES
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.model.base_model import load_base_model
 from swarmnode.node.building.loaded_memory import build_forward
-from swarmnode.node.building.local_policy import LocalPolicy, load_policy
+from swarmnode.node.building.local_policy import LocalPolicy, checkpoint_store, load_policy
 from swarmnode.node.building.look_ahead import look_ahead
 from swarmnode.node.learner import Overlap
 from swarmnode.node.policy_learner import PolicyLearner
@@ -77,7 +77,8 @@ def settings(*more: str) -> Config:
 def start(config: Config, folder: Path, paths: Paths) -> tuple[LocalPolicy, PolicyLearner]:
     local = load_policy(config, str(folder), paths, silent)
     forward = build_forward(config, local)
-    parts = local.policy, local.engine, local.renderer, {"even": Even()}, local.store
+    store = checkpoint_store(config, str(folder), paths, local.base)
+    parts = local.policy, local.engine, local.renderer, {"even": Even()}, store
     return local, PolicyLearner(config, *parts, author="me", seed=3, overlap=ALONE, forward=forward)
 
 

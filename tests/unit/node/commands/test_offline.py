@@ -12,7 +12,7 @@ from swarmnode.cli.settings import settings_of_trained
 from swarmnode.errors import CheckpointError, ConfigError, TaskError
 from swarmnode.extensions.suites.eval_command import _lines
 from swarmnode.machine.storage import Paths, resolve_paths
-from swarmnode.node.building.local_policy import load_policy
+from swarmnode.node.building.local_policy import checkpoint_store, load_policy
 from swarmnode.node.commands.offline import OfflineEvaluation, evaluate_offline
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import Settings, load_config, load_settings
@@ -33,11 +33,12 @@ def at(config: Config, model: str, paths: Paths) -> Settings:
 def save(config: Config, model: str, home: Path, rewards: list[float | None]) -> None:
     """One checkpoint per reward, of rounds 1, 2, ..."""
     local = load_policy(config, model, resolve_paths(home), lambda *_: None)
+    store = checkpoint_store(config, model, resolve_paths(home), local.base)
     optimizer = torch.optim.AdamW(local.policy.trainable().values())
     for number, reward in enumerate(rewards, start=1):
         evaluated = None if reward is None else number
         counters = Counters(round=number, reward_last=reward, evaluated_round=evaluated)
-        local.store.write(take_snapshot(local.policy, optimizer, counters, Waiting(), 0))
+        store.write(take_snapshot(local.policy, optimizer, counters, Waiting(), 0))
 
 
 def test_the_only_model_that_was_trained_here_need_not_be_named(
@@ -107,7 +108,7 @@ def trained_on(config: Config, model: str, home: Path, *specs: str, **noted: obj
     snapshot = take_snapshot(
         local.policy, optimizer, Counters(round=1), Waiting(), 0, task_specs=specs, settings=settings
     )
-    local.store.write(snapshot)
+    checkpoint_store(config, model, resolve_paths(home), local.base).write(snapshot)
 
 
 def test_answers_are_as_long_as_the_run_had_them_unless_another_length_is_named(
