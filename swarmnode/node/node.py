@@ -19,7 +19,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Self
 
@@ -72,27 +72,22 @@ class NodeLoop:
         self,
         config: Config,
         learner: Learner,
+        board: StatusBoard,
         watcher: Watcher,
         *,
-        peer_id: str,
-        name: str,
-        model: str,
-        run: str = "",
         seed: int,
         network: NetworkParts | None,
         overlap: bool = False,
-        policy: int = 0,
-        neighbours: Collection[str] = (),
         pipeline: Callable[[], PipelineStatus] = PipelineStatus,
         contribution: Callable[[NodeStatus], WeekContribution] = lambda _: WeekContribution(),
         keep_rollouts: KeepRollouts | None = None,
     ) -> None:
-        """`run`: the name of the run. `policy`: the number of this policy in the process. `neighbours`: the
-        peer ids of the other policies there. `pipeline`: returns the status of the larger model that this
-        node holds a part of. `contribution`: returns what this machine gave and got. `keep_rollouts`: called
-        every round."""
+        """`board`: keeps the status that `watcher` sees. `pipeline`: returns the status of the larger model
+        that this node holds a part of. `contribution`: returns what this machine gave and got.
+        `keep_rollouts`: called every round."""
         self._config = config
         self._learner = learner
+        self._board = board
         self._watcher = watcher
         self._seed = seed
         self._overlap = overlap
@@ -111,21 +106,10 @@ class NodeLoop:
         self._started = self._rests_until = time.monotonic()
         self._stack = AsyncExitStack()
         self._workers = Workers()
-        self._board = StatusBoard(
-            peer_id=peer_id,
-            name=name,
-            swarm=config.swarm.name,
-            model=model,
-            run=run,
-            rounds_limit=config.node.rounds,
-            policy=policy,
-            policies=config.node.policies,
-            neighbours=neighbours,
-        )
-        self._saving = Saving(learner, self._workers, self._board)
+        self._saving = Saving(learner, self._workers, board)
         self._swarm = Alone(config, learner, self._workers)
         if network is not None:
-            self._swarm = SwarmMember(config, learner, self._workers, network, self._board, self._droughts)
+            self._swarm = SwarmMember(config, learner, self._workers, network, board, self._droughts)
 
     @property
     def status(self) -> NodeStatus:

@@ -14,7 +14,7 @@ from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.network.host import Message
 from swarmnode.node.building.assemble import build_discovery, build_exchange, build_host
 from swarmnode.node.node import NodeLoop
-from swarmnode.node.showing.board import Watchers
+from swarmnode.node.showing.board import StatusBoard, Watchers
 from swarmnode.node.swarm_member import NetworkParts
 from swarmnode.rollout.renderer import Renderer
 from swarmnode.settings.config import Config
@@ -38,9 +38,8 @@ def member(config: Config, paths: Paths) -> tuple[NodeLoop, NetworkParts, FakeLe
     )
     network = NetworkParts(host, exchange, build_discovery(config, paths, host))
     learner = FakeLearner(key.peer_id, seed=key.seed[0])
-    node = NodeLoop(
-        config, learner, Watchers([]), peer_id=key.peer_id, name="n", model="fake", seed=0, network=network
-    )
+    board = StatusBoard(config, peer_id=key.peer_id, name="n", model="fake")
+    node = NodeLoop(config, learner, board, Watchers([]), seed=0, network=network)
     return node, network, learner
 
 

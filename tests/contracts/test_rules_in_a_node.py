@@ -19,7 +19,7 @@ from swarmnode.network.memory_network import MemoryNetwork
 from swarmnode.node.learner import Overlap
 from swarmnode.node.node import NodeLoop
 from swarmnode.node.policy_learner import PolicyLearner
-from swarmnode.node.showing.board import Watchers
+from swarmnode.node.showing.board import StatusBoard, Watchers
 from swarmnode.node.swarm_member import NetworkParts
 from swarmnode.registry import SEAMS
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
@@ -127,10 +127,8 @@ def member(
     node = NodeLoop(
         config,
         learner,
+        StatusBoard(config, peer_id=key.peer_id, name=key.name, model="quick"),
         Watchers([]),
-        peer_id=key.peer_id,
-        name=key.name,
-        model="quick",
         seed=key.seed[0],
         network=network_parts,
     )

@@ -80,14 +80,7 @@ class SeedNode:
         """Headers that are looked into; all are passed on."""
         self._stop = asyncio.Event()
         self._stack = AsyncExitStack()
-        self._board = StatusBoard(
-            peer_id=peer_id,
-            name=name,
-            swarm=config.swarm.name,
-            model="none",
-            rounds_limit=None,
-            learns=False,
-        )
+        self._board = StatusBoard(config, peer_id=peer_id, name=name, model="none", learns=False)
 
     @property
     def status(self) -> NodeStatus:

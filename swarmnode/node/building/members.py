@@ -27,7 +27,7 @@ from swarmnode.node.building.task_processes import tasks_for_strangers
 from swarmnode.node.learner import Learner
 from swarmnode.node.node import NodeLoop
 from swarmnode.node.policy_learner import PolicyLearner
-from swarmnode.node.showing.board import Watcher, Watchers
+from swarmnode.node.showing.board import StatusBoard, Watcher, Watchers
 from swarmnode.node.showing.contribution import open_contribution
 from swarmnode.node.showing.kept_rollouts import FILE, find_keeper
 from swarmnode.node.showing.monitors import Monitor, MonitorFeed, run_info
@@ -100,19 +100,23 @@ def build_members(
             demonstrations=demonstrations,
         )
         learner = made("learner", config.node.learner, make, Learner)
-        loop = partial(
-            NodeLoop,
-            learner=learner,
-            watcher=watcher,
+        board = StatusBoard(
+            seat.config,
             peer_id=key.peer_id,
             name=key.name,
             model=shown_as,
             run=run,
+            policy=seat.number,
+            neighbours=[other.key.peer_id for other in seats if other is not seat],
+        )
+        loop = partial(
+            NodeLoop,
+            learner=learner,
+            board=board,
+            watcher=watcher,
             seed=seat.seed,
             overlap=overlap.on,
-            policy=seat.number,
             contribution=contribution,
-            neighbours=[other.key.peer_id for other in seats if other is not seat],
             keep_rollouts=find_keeper(
                 store.folder / FILE,
                 partial(credit_of, config=seat.config.training),

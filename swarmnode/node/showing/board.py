@@ -45,6 +45,7 @@ from swarmnode.node.showing.node_status import (
     joins_from,
     short_invitation,
 )
+from swarmnode.settings.config import Config, NodeConfig
 from swarmnode.training.records import Counters, TrainReport
 from swarmnode.types import RolloutGroup, by_reward, mean_or_none, spread_of
 
@@ -66,20 +67,19 @@ class StatusBoard:
 
     def __init__(
         self,
+        config: Config,
         *,
         peer_id: str,
         name: str,
-        swarm: str,
         model: str,
         run: str = "",
-        rounds_limit: int | None,
         policy: int = 0,
-        policies: int = 1,
         neighbours: Collection[str] = (),
         learns: bool = True,
     ) -> None:
-        """`neighbours`: peer ids of the other policies of this process. `learns`: it has a policy."""
-        now = time.time()
+        """`run`: the name of the run. `policy`: the number of this policy in the process. `neighbours`: the
+        peer ids of the other policies there. `learns`: it has a policy."""
+        now, node = time.time(), config.node if learns else NodeConfig()
         self.peers_outside = 0
         """Connected peers outside this process."""
         self._neighbours = frozenset(neighbours)
@@ -87,16 +87,16 @@ class StatusBoard:
         self.status = NodeStatus(
             peer_id=peer_id,
             name=name,
-            swarm=swarm,
+            swarm=config.swarm.name,
             model=model,
             run=run,
             version=__version__,
             pid=os.getpid(),
             started_at=now,
             phase=Phase("starting", now),
-            progress=Progress(rounds_limit=rounds_limit),
+            progress=Progress(rounds_limit=node.rounds),
             policy=policy,
-            policies=policies,
+            policies=node.policies,
             learns=learns,
         )
 

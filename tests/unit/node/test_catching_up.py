@@ -44,6 +44,7 @@ from swarmnode.node.catching_up import (
 from swarmnode.node.learner import Overlap
 from swarmnode.node.node import NodeLoop
 from swarmnode.node.policy_learner import PolicyLearner
+from swarmnode.node.showing.board import StatusBoard
 from swarmnode.node.showing.node_status import NodeStatus, measurements
 from swarmnode.node.swarm_member import NetworkParts
 from swarmnode.rollout.decode.embedded import EmbeddedEngine
@@ -424,9 +425,8 @@ async def test_a_policy_that_never_found_an_answer_learns_it_from_a_library(
     async with AsyncExitStack() as stack:
         lender = await veteran(stack, network, task, 64, right="ok")
         parts = await newcomer(stack, network, lender, task, renderer)
-        loop = NodeLoop(
-            config, learner, seen, peer_id=NEWCOMER.peer_id, name="new", model="quick", seed=2, network=parts
-        )
+        board = StatusBoard(config, peer_id=NEWCOMER.peer_id, name="new", model="quick")
+        loop = NodeLoop(config, learner, board, seen, seed=2, network=parts)
         async with asyncio.timeout(120), loop:
             running = asyncio.create_task(loop.run())
             while not (running.done() or has_learnt(seen)):  # noqa: ASYNC110  no event

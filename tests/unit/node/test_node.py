@@ -84,10 +84,8 @@ def node(
     return NodeLoop(
         config,
         learner,
+        StatusBoard(config, peer_id=learner.author, name="calm-blue-otter", model="fake"),
         monitor or Recorder(),
-        peer_id=learner.author,
-        name="calm-blue-otter",
-        model="fake",
         seed=0,
         network=network,
         overlap=overlap,
@@ -484,7 +482,8 @@ async def test_a_monitor_whose_output_is_gone_is_dropped_and_training_goes_on() 
     kept, learner = Recorder(), FakeLearner("me")
     config = load_config(environ={}, assignments=["node.rounds=3"]).config
     monitors = Watchers([ClosedPipe(), kept])
-    one = NodeLoop(config, learner, monitors, peer_id="me", name="n", model="m", seed=0, network=None)
+    board = StatusBoard(config, peer_id="me", name="n", model="m")
+    one = NodeLoop(config, learner, board, monitors, seed=0, network=None)
     assert (await run(one)).rounds == 3
     assert len(kept.rounds) == 3
 
@@ -513,9 +512,8 @@ async def test_an_error_in_a_round_keeps_what_the_rounds_before_it_learnt() -> N
 
 async def test_only_peers_from_outside_this_process_are_waited_for() -> None:
     a, b, c = (NodeKey(bytes([number] * 32)).peer_id for number in range(3))
-    board = StatusBoard(
-        peer_id=a, name="otter", swarm="commons", model="fake", rounds_limit=1, neighbours=[b]
-    )
+    config = load_config(environ={}).config
+    board = StatusBoard(config, peer_id=a, name="otter", model="fake", neighbours=[b])
     network = MemoryNetwork()
     async with network.host(a) as host, network.host(b) as neighbour, network.host(c) as stranger:
         await host.connect((await neighbour.addresses())[0])

@@ -26,6 +26,7 @@ from swarmnode.node.building.assemble import build_exchange
 from swarmnode.node.building.machine_memory import longest_sequence
 from swarmnode.node.lifecycle import rounds_done
 from swarmnode.node.node import NodeLoop
+from swarmnode.node.showing.board import StatusBoard
 from swarmnode.node.showing.figures import figure
 from swarmnode.node.showing.node_status import NodeStatus, Summary
 from swarmnode.node.swarm_member import NetworkParts
@@ -82,13 +83,17 @@ class RolloutRole:
             logger.info("we hold the data: from now on the whole adapter is saved here, in %s", folder)
         learner = self._learner()
         config = data_node.parts.config
-        self._node = node = NodeLoop(
+        board = StatusBoard(
             config,
-            learner,
-            data_node.watcher,
             peer_id=data_node.peer_id,
             name=data_node.parts.key.name,
             model=data_node.parts.whole.name,
+        )
+        self._node = node = NodeLoop(
+            config,
+            learner,
+            board,
+            data_node.watcher,
             seed=self._inputs.seed,
             network=self._network() if config.exchange.enabled else None,
             pipeline=data_node.pipeline_status,

@@ -73,11 +73,7 @@ class PipelineNode:
         self._view = PipelineView(config.pipeline.name, parts.key.peer_id)
         self._slowdowns = SlowdownLog(parts.plan.micro_batch_tokens)
         self._board = StatusBoard(
-            peer_id=parts.key.peer_id,
-            name=parts.key.name,
-            swarm=config.swarm.name,
-            model=parts.whole.name,
-            rounds_limit=config.node.rounds,
+            config, peer_id=parts.key.peer_id, name=parts.key.name, model=parts.whole.name
         )
 
     @property

@@ -11,6 +11,7 @@ from swarmnode.extensions.contribution.contribution_days import DAY_S, MOST_DAYS
 from swarmnode.extensions.contribution.power_meter import PowerMeter
 from swarmnode.node.showing.board import StatusBoard
 from swarmnode.node.showing.node_status import NodeStatus, Phase, Sharing, WeekContribution
+from swarmnode.settings.config import Config
 from tests.unit.exchange.conftest import Clock
 
 
@@ -39,7 +40,7 @@ def days(path: Path, clock: Clock) -> ContributionDays:
 
 
 def status(given: int = 0, learnt: int = 0, phase: str = "training", policy: int = 0) -> NodeStatus:
-    board = StatusBoard(peer_id="p", name="n", swarm="s", model="m", rounds_limit=None, policy=policy)
+    board = StatusBoard(Config(), peer_id="p", name="n", model="m", policy=policy)
     sharing = Sharing(published=given, trained={"author": learnt} if learnt else {})
     return msgspec.structs.replace(board.status, exchange=sharing, phase=Phase(phase, 0.0))
 

@@ -21,7 +21,7 @@ from swarmnode.node.building.run import Company as PoliciesHere
 from swarmnode.node.building.run import forget_earlier_runs, serve, serve_several, take_identity
 from swarmnode.node.learner import Resumed, RoundRollouts
 from swarmnode.node.node import NodeLoop
-from swarmnode.node.showing.board import Watchers, policy_label
+from swarmnode.node.showing.board import StatusBoard, Watchers, policy_label
 from swarmnode.node.showing.node_status import PipelineStatus, Summary
 from swarmnode.settings.config import Config
 from swarmnode.settings.config_layers import load_config
@@ -87,10 +87,9 @@ class Company:
     def member(self, number: int, learner: FakeLearner) -> PolicyNode:
         def loop(config: Config, network: None) -> NodeLoop:
             self.built.append(number)
-            return NodeLoop(
-                config, learner, Watchers([]), peer_id=learner.author, name="otter", model="fake",
-                seed=0, network=network, policy=number,
-            )  # fmt: skip
+            about = {"peer_id": learner.author, "name": "otter", "model": "fake"}
+            board = StatusBoard(config, **about, policy=number)
+            return NodeLoop(config, learner, board, Watchers([]), seed=0, network=network)
 
         key = NodeKey(bytes([number] * 32))
         seat = Seat(number, config_of(self.config, number), self.paths.policy(number), key, 0, {})

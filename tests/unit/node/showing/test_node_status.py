@@ -12,6 +12,7 @@ from swarmnode.network.reach import Reach
 from swarmnode.node.showing.board import Starving, StatusBoard, policy_label, round_line
 from swarmnode.node.showing.node_status import NodeStatus, invitation, joins_from, measurements
 from swarmnode.node.showing.screen import Screen
+from swarmnode.settings.config_layers import load_config
 from tests.shown_page import STATUS
 
 
@@ -47,8 +48,13 @@ AT_HOME = (f"/ip4/192.168.1.20/tcp/4001/p2p/{PEER}", f"/ip4/127.0.0.1/tcp/4001/p
 SEED = f"/ip4/198.51.100.1/tcp/4001/p2p/{PEER}"
 
 
+def empty_board() -> StatusBoard:
+    config = load_config(environ={}, assignments=["swarm.name=friends"]).config
+    return StatusBoard(config, peer_id=PEER, name="otter", model="tiny")
+
+
 async def seen_with(reach: Reach, board: StatusBoard | None = None, ip: str = "192.168.1.20") -> NodeStatus:
-    board = board or StatusBoard(peer_id=PEER, name="otter", swarm="friends", model="tiny", rounds_limit=None)
+    board = board or empty_board()
     async with MemoryNetwork().host(PEER, ip=ip) as host:
         await board.look_at(host, reach)
     return board.status
@@ -75,7 +81,7 @@ async def test_a_public_address_that_nobody_can_dial_is_not_told_to_outsiders() 
 
 
 async def test_a_change_of_the_verdict_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    board = StatusBoard(peer_id=PEER, name="otter", swarm="friends", model="tiny", rounds_limit=None)
+    board = empty_board()
     caplog.set_level(logging.INFO)
     nobody = Reach("nobody", "nobody can reach you", ("forward a port", "join a seed"))
     for _ in range(3):
