@@ -334,9 +334,10 @@ async def learnt(
                 break
         began = time.process_time()
     if one.exchange is not None and one.exchange.library is not None:
-        found, state = one.exchange.library.borrowed, one.catching_up
-        curve.story = {"borrowed": found.groups, "lenders": found.lenders, "refused": dict(found.refused),
-                       "answers": state.answers, "phase": state.phase, "rounds": state.rounds,
+        library, state = one.exchange.library, one.catching_up
+        curve.story = {"borrowed": library.groups, "lenders": len(library.lenders),
+                       "refused": dict(library.refused), "answers": state.answers,
+                       "phase": state.phase, "rounds": state.rounds,
                        "rounds_worth": state.rounds_worth}  # fmt: skip
         dropped = one.exchange.stats().dropped
         curve.story["dropped"] = dict(dropped)
@@ -361,7 +362,7 @@ async def lent(one: SwarmNode) -> None:
     """Wait until as much was lent and judged as a round takes, so that a busy machine changes nothing."""
     library = None if one.exchange is None else one.exchange.library
     until = time.monotonic() + LENT_WITHIN_S
-    while library is not None and time.monotonic() < until and not library.borrowed.done:
+    while library is not None and time.monotonic() < until and not library.is_done:
         if library.waiting >= one.catching_up.groups_to_borrow(one.config):
             return
         await asyncio.sleep(0.01)

@@ -166,9 +166,9 @@ class SwarmMember(Alone):
 
     async def _catch_up(self, library: Borrower, own: Sequence[RolloutGroup], report: TrainReport) -> None:
         """Decide whether the mix of the rounds changes from now on."""
-        before, found = self.catching_up, library.borrowed
+        before = self.catching_up
         now = before.after_round(library_round(own, library.count_drawn(self._origins), report, self.config))
-        if line := phase_change(before, now, found.lenders, found.authors):
+        if line := phase_change(before, now, len(library.lenders), len(library.of_author)):
             logger.info("%s", line)
         await self._go_on(now)
         self.board.show_library(library, now)

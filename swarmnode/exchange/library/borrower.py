@@ -100,24 +100,6 @@ _KNOWN_TO_LENDER = frozenset(one for one in Reason if one.points >= 10) - {Reaso
 """Reasons that an honest peer would have found out when it judged the group itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Borrowed:
-    """Gains from the libraries of others since the start."""
-
-    groups: int = 0
-    """Groups that passed all checks."""
-    lenders: int = 0
-    """Peers that gave some of them."""
-    authors: int = 0
-    """Authors of these groups."""
-    own: int = 0
-    """Groups among these that this home had on disk."""
-    refused: Mapping[str, int] = field(default_factory=dict[str, int])
-    """Number of groups that were not taken, by reason."""
-    done: bool = False
-    """True if nobody is being asked and no group waits."""
-
-
 class Borrower:
     """Borrows right answers. Once `note_book` has been called, `run` fetches in the background, and `draw`
     returns judged groups. The exchange loads, writes and serves what is kept and lent."""
@@ -139,10 +121,14 @@ class Borrower:
         """Groups that were examined, or are about to be."""
         self._contents: set[bytes] = set()
         """Fingerprints of the groups that were taken."""
-        self._of_author: Counter[str] = Counter()
-        self._lenders: set[str] = set()
-        self._refused: Counter[str] = Counter()
-        self._groups = self._at_home = 0
+        self.of_author: Counter[str] = Counter()
+        """Number of groups that passed all checks since the start, by author."""
+        self.at_home = 0
+        """Groups among these that this home had on disk."""
+        self.lenders: set[str] = set()
+        """Peers that gave the others."""
+        self.refused: Counter[str] = Counter()
+        """Number of groups that were not taken, by reason."""
         self._taken = self._taken_bytes = 0
         """Groups taken in this search, and their bytes."""
         self._done = self._wants_more = False
@@ -181,16 +167,14 @@ class Borrower:
         self._wants_more = True
 
     @property
-    def borrowed(self) -> Borrowed:
-        """Gains from the libraries of others since the start."""
-        return Borrowed(
-            groups=self._groups,
-            lenders=len(self._lenders),
-            authors=len(self._of_author),
-            own=self._at_home,
-            refused=dict(self._refused),
-            done=self._done and not self._ready,
-        )
+    def groups(self) -> int:
+        """Number of groups that passed all checks since the start."""
+        return self.of_author.total()
+
+    @property
+    def is_done(self) -> bool:
+        """True if nobody is being asked and no group waits."""
+        return self._done and not self._ready
 
     async def run(self) -> None:
         """Reads the groups that the home has, then asks peers: at once, and again whenever there is a reason
@@ -208,7 +192,7 @@ class Borrower:
     async def _until_there_is_a_reason(self, begun: float) -> None:
         """Waits for a reason to ask again, and at least AGAIN_S from the beginning of the last search."""
         there_at = monotonic()
-        while monotonic() < begun + AGAIN_S or not (self._wants_more or not self._lenders):
+        while monotonic() < begun + AGAIN_S or not (self._wants_more or not self.lenders):
             await asyncio.sleep(LOOK_LATE_S)
             if await self._context.is_anybody_there():
                 self._wants_more |= monotonic() >= there_at + CUT_OFF_S
@@ -225,7 +209,7 @@ class Borrower:
                     self._asked_at[peer] = monotonic()
                     asking.add(lenders.create_task(self._borrow_from(peer), name=f"library of {peer}"))
                     asked += 1
-                if (late := monotonic() >= until) and self._lenders:
+                if (late := monotonic() >= until) and self.lenders:
                     return
                 await asyncio.sleep(LOOK_LATE_S if late else LOOK_EVERY_S)
                 asking = {task for task in asking if not task.done()}
@@ -243,7 +227,7 @@ class Borrower:
                 try:
                     announcement = self._check(group.sealed, self._settings_of(group))
                 except Rejected as rejected:
-                    self._refused[rejected.reason] += 1
+                    self.refused[rejected.reason] += 1
                 else:
                     waiting.append((announcement, group.body))
             if not waiting:
@@ -253,19 +237,19 @@ class Borrower:
             except Exception:
                 # Our task's code may raise anything; the other groups of the home are still read.
                 logger.exception("failed to judge %d groups of our own library", len(waiting))
-                self._refused[Reason.INTERNAL] += len(waiting)
+                self.refused[Reason.INTERNAL] += len(waiting)
                 waiting.clear()
                 continue
             for one, found in judged:
                 if isinstance(found, Rejected):
-                    self._refused[found.reason] += 1
+                    self.refused[found.reason] += 1
                 else:
                     self._take(*one, found)
-                    self._at_home += 1
+                    self.at_home += 1
             await self._until_there_is_room()
         if unread:
-            refused = sum(self._refused.values())
-            logger.info("judged this home's library: %d groups accepted, %d refused", self._at_home, refused)
+            refused = sum(self.refused.values())
+            logger.info("judged this home's library: %d groups accepted, %d refused", self.at_home, refused)
 
     def _settings_of(self, group: SignedGroup) -> ExchangeSettings:
         """Returns settings for the swarm of a group. A file may be of another swarm: the user who put it here
@@ -348,7 +332,7 @@ class Borrower:
         if not section.pass_header(header) or name in self._known or name in self.shelf:
             return False
         # Our home has our own finds already, or dropped them.
-        if author == self._context.key.peer_id or self._of_author[author] >= MAX_PER_AUTHOR:
+        if author == self._context.key.peer_id or self.of_author[author] >= MAX_PER_AUTHOR:
             return False
         if self._context.is_banned(author):
             return False
@@ -392,14 +376,14 @@ class Borrower:
                 teaches = _teaches(found.group)
                 lender.count(is_of_use=teaches and not found.false_claim)
                 if teaches:
-                    self._lenders.add(lender.peer)
+                    self.lenders.add(lender.peer)
                     self._take(announcement, body, found)
             await self._until_there_is_room()
 
     def _refuse(self, lender: "_Lender", rejected: Rejected) -> None:
         """Counts a group or page of no use, and blames the peer for faults that it must have known."""
         lender.count(is_of_use=False)
-        self._refused[rejected.reason] += 1
+        self.refused[rejected.reason] += 1
         if rejected.reason in _KNOWN_TO_LENDER:
             # The author is at fault for what it signed, and the peer that served it is no better.
             self._ledger.drop(rejected.reason, lender.peer, f"in its library: {rejected.detail}")
@@ -425,8 +409,7 @@ class Borrower:
         group = SignedGroup(announcement.author, announcement.header, announcement.sealed, body)
         self._known.add(group.name)
         self._contents.add(checked.fingerprint)
-        self._of_author[group.author] += 1
-        self._groups += 1
+        self.of_author[group.author] += 1
         self._taken += 1
         self._taken_bytes += group.size_bytes
         self.shelf.offer(group)

@@ -188,13 +188,12 @@ class StatusBoard:
 
     def show_library(self, library: Borrower, state: CatchingUp) -> None:
         """Record what this node keeps of the swarm's library, and what it learnt from it."""
-        found = library.borrowed
         self.show(
             library=LibraryStatus(
                 kept=len(library.shelf),
                 pages_served=library.pages.served,
-                borrowed=found.groups,
-                lenders=found.lenders,
+                borrowed=library.groups,
+                lenders=len(library.lenders),
                 answers=state.answers,
                 catching_up=state.phase == "on",
                 rounds=state.rounds,

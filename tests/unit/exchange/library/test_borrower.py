@@ -29,7 +29,7 @@ async def test_a_newcomer_has_what_a_veterans_book_holds_however_old_it_is(
             assert {group.example.key for group in found} == {group.example.key for group in groups}
             assert all(as_learnt(group) in found for group in groups)
             assert newcomer.exchange.stats().accepted == 0, "nothing of it came by gossip"
-            assert newcomer.library.borrowed.lenders == newcomer.library.borrowed.authors == 1
+            assert len(newcomer.library.lenders) == len(newcomer.library.of_author) == 1
 
 
 async def test_what_the_book_does_not_hold_is_not_lent(start, groups_of):
@@ -79,7 +79,7 @@ async def test_who_meets_its_first_lender_late_has_its_library_then(start, group
             assert nobody.library.pages.served == 2, "it has nothing, and is not asked again"
             await late.host.connect(veteran.host.address)
             await borrowed(late, 3)
-            assert late.library.borrowed.lenders == 1
+            assert len(late.library.lenders) == 1
 
 
 async def test_who_is_never_right_asks_again_and_not_too_often(start, groups_of, hurried):
@@ -90,7 +90,7 @@ async def test_who_is_never_right_asks_again_and_not_too_often(start, groups_of,
         veteran.library.note_book({(groups[0].author, groups[0].example.key)})
         async with start(network, 2, veteran.host) as node:
             await borrowed(node, 1)
-            await until(lambda: node.library.borrowed.done)
+            await until(lambda: node.library.is_done)
             veteran.library.note_book({(group.author, group.example.key) for group in groups})
             hurried.setattr(borrower, "AGAIN_S", 0.0)
             pages = veteran.library.pages.served
@@ -102,7 +102,7 @@ async def test_who_is_never_right_asks_again_and_not_too_often(start, groups_of,
             assert veteran.library.pages.served == pages, "it has just asked"
             hurried.setattr(borrower, "AGAIN_S", 0.0)
             assert len(await borrowed(node, 3)) == 3
-            await until(lambda: node.library.borrowed.done)
+            await until(lambda: node.library.is_done)
             pages = veteran.library.pages.served
             await asyncio.sleep(0.1)
             assert veteran.library.pages.served == pages, "once each time that it is wanted"
@@ -116,14 +116,14 @@ async def test_who_was_cut_off_for_long_asks_again_when_it_is_back(start, groups
         await learns(veteran, [groups_of(veteran.key.peer_id, number=0)])
         async with start(network, 2, veteran.host) as node:
             await borrowed(node, 1)
-            await until(lambda: node.library.borrowed.done)
+            await until(lambda: node.library.is_done)
             pages = veteran.library.pages.served
             await node.host.disconnect(veteran.key.peer_id)
             await asyncio.sleep(0.3)
             await learns(veteran, [groups_of(veteran.key.peer_id, number=number) for number in range(3)])
             await node.host.connect(veteran.host.address)
             assert len(await borrowed(node, 2)) == 2
-            await until(lambda: node.library.borrowed.done)
+            await until(lambda: node.library.is_done)
             after = veteran.library.pages.served
             assert after > pages
             await node.host.disconnect(veteran.key.peer_id)
@@ -143,7 +143,7 @@ async def test_no_more_is_judged_than_rounds_take(start, groups_of, hurried):
             await newcomer.host.connect((await veteran.host.addresses())[0])
             await until(lambda: newcomer.library.waiting == 3)
             await asyncio.sleep(0.1)
-            assert newcomer.library.borrowed.groups == 3
+            assert newcomer.library.groups == 3
             assert newcomer.library.draw(0) == []
             assert len(await borrowed(newcomer, 20)) == 20, "the next rounds take the rest"
 
@@ -197,9 +197,9 @@ async def test_who_was_made_to_look_at_too_much_asks_nobody_any_more(start, grou
         async with start(network, 2, veteran.host) as node:
             assert len(await borrowed(node, 3)) == 3
             node.library.ask_again()
-            await until(lambda: node.library.borrowed.done)
+            await until(lambda: node.library.is_done)
             await asyncio.sleep(0.1)
-            assert node.library.borrowed.groups == 3
+            assert node.library.groups == 3
 
 
 async def test_a_group_at_home_on_which_our_task_stumbles_costs_no_other(
@@ -221,6 +221,6 @@ async def test_a_group_at_home_on_which_our_task_stumbles_costs_no_other(
     async with start(MemoryNetwork(), 1, shelf=Shelf(path)) as node:
         (group,) = await borrowed(node, 1)
         assert group.example.key == sound.header.key
-        assert node.library.borrowed.refused == {"internal": 1} and node.library.borrowed.own == 1
+        assert node.library.refused == {"internal": 1} and node.library.at_home == 1
         await until(lambda: "judged this home's library: 1 groups accepted, 1 refused" in caplog.text)
         assert "judging the 2 groups in this home's library" in caplog.text

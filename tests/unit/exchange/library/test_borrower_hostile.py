@@ -192,10 +192,10 @@ async def test_a_row_that_lies_is_not_taken(start, rows, groups_of, clock, case,
     async with AsyncExitStack() as stack:
         liar = await lend(stack, network, Lender(always(page)))
         newcomer = await stack.enter_async_context(start(network, 2, liar))
-        await until(lambda: newcomer.library.borrowed.refused.get(reason))
+        await until(lambda: newcomer.library.refused.get(reason))
         is_offence = reason != "oversized"  # An honest peer may keep what is too large for us.
         assert bool(newcomer.dropped(reason)) == is_offence
-        assert newcomer.library.draw(9) == [] and newcomer.library.borrowed.groups == 0
+        assert newcomer.library.draw(9) == [] and newcomer.library.groups == 0
 
 
 async def test_a_promise_of_more_behind_an_empty_page_is_believed_once_each_way(start):
@@ -259,7 +259,7 @@ async def test_false_claims_are_the_authors_fault_and_the_lender_is_not_asked_on
         await until(lambda: newcomer.exchange.stats().banned_peers == (key.peer_id,))
         assert newcomer.figures_of(LIAR.peer_id).score == FULL_SCORE
         await asyncio.sleep(0.1)
-        assert newcomer.library.borrowed.groups <= borrower.IN_VAIN
+        assert newcomer.library.groups <= borrower.IN_VAIN
 
 
 async def test_copies_under_another_name_are_not_taken(start, groups_of, clock):
@@ -277,7 +277,7 @@ async def test_copies_under_another_name_are_not_taken(start, groups_of, clock):
         copies.sort(key=lambda row: row.header.body_hash)
         liar = await lend(stack, network, Lender(pages_of(copies), bodies(copies)))
         newcomer = await stack.enter_async_context(start(network, 2, veteran.host, liar))
-        await until(lambda: newcomer.library.borrowed.refused.get("copied") == 3)
+        await until(lambda: newcomer.library.refused.get("copied") == 3)
         assert len(newcomer.library.draw(9)) == 3
 
 
@@ -295,7 +295,7 @@ async def test_a_crowd_of_lenders_is_bounded(start):
             await host.serve(LIBRARY_PROTOCOL, page, max_request_bytes=MAX_PAGE_REQUEST_BYTES)
             hosts.append(host)
         newcomer = await stack.enter_async_context(start(network, 2, *hosts))
-        await until(lambda: newcomer.library.borrowed.done)
+        await until(lambda: newcomer.library.is_done)
         assert len(asked) == borrower.MAX_LENDERS
 
 
