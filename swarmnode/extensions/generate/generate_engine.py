@@ -11,7 +11,7 @@ policy at a time, so no version can be pinned. Seeds, log-probabilities, abort a
 """
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,12 +22,12 @@ from swarmnode.errors import EngineError
 from swarmnode.extensions.generate.model_lora import own_model
 from swarmnode.rollout.decode.adapters.adapter import lora_pairs
 from swarmnode.rollout.decode.running_rows import DecodePolicy
-from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
+from swarmnode.rollout.decode.torch_engine import LoraPairs, OnePolicyEngine
 from swarmnode.rollout.decode.weights import Layers, longest_sequence
 from swarmnode.rollout.engine import BASE_VERSION, Capabilities, Output, PolicyUpdate, Request
 
 
-class GenerateEngine(TorchEngine):
+class GenerateEngine(OnePolicyEngine):
     """An `Engine` for any causal LM of transformers. It owns a copy of the model, but shares the weights of a
     quantized one."""
 
@@ -61,13 +61,6 @@ class GenerateEngine(TorchEngine):
             device=self._model.device,
             prompt_vocab=self._model.get_input_embeddings().weight.shape[0],
         )
-
-    def submit(self, requests: Iterable[Request]) -> None:
-        asked = list(requests)
-        if any(request.version == BASE_VERSION for request in asked):
-            # In use from now on, so that no update can take it away before these have started.
-            self._policy(BASE_VERSION)
-        super().submit(asked)
 
     def close(self) -> None:
         super().close()
@@ -112,26 +105,10 @@ class GenerateEngine(TorchEngine):
         if not self._running:
             self._batch = None
 
-    def _keep(self, row: int, policy: DecodePolicy, token_ids: Sequence[int]) -> None:
-        """Keeps nothing: the cache is one of transformers', for the whole batch."""
-
     def _clear(self) -> None:
         self._batch = None
 
-    def _line_up(self, requests: Iterable[Request]) -> None:
-        """Prepares nothing for waiting requests."""
-
-    def _leave_line(self, requests: Iterable[Request]) -> None:
-        """Does nothing: nothing was prepared for waiting requests."""
-
     # Policies
-
-    def _check_versions(self, staying: Iterable[DecodePolicy]) -> None:
-        for policy in staying:
-            raise EngineError(
-                f"a request in flight stays on policy {policy.version}, but this engine holds only one",
-                hint="let it finish or abort it, then update",
-            )
 
     def _pairs(self, update: PolicyUpdate) -> LoraPairs:
         return lora_pairs(update, self._lora.shapes())

@@ -1,6 +1,8 @@
 """The common part of engines in torch: requests, rows, policy versions and spans, but no arithmetic.
 
-[TorchEngine] <- embedded.py | extensions/generate/generate_engine.py
+[TorchEngine] <- embedded.py
+      ^
+[OnePolicyEngine] <- extensions/generate/generate_engine.py | extensions/pipeline/rollouts/pipeline_engine.py
 """
 
 import math
@@ -332,3 +334,32 @@ class TorchEngine(ABC):
         self._next_deadline = NEVER
         self._clear()
         self._forget_unused()
+
+
+class OnePolicyEngine(TorchEngine):
+    """A torch engine with one policy at a time. It prepares nothing for requests that wait, and keeps nothing
+    of those that stop."""
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        asked = list(requests)
+        if any(request.version == BASE_VERSION for request in asked):
+            # In use from now on, so that no update can take it away before these have started.
+            self._policy(BASE_VERSION)
+        super().submit(asked)
+
+    def _line_up(self, requests: Iterable[Request]) -> None:
+        pass
+
+    def _leave_line(self, requests: Iterable[Request]) -> None:
+        pass
+
+    def _keep(self, row: int, policy: DecodePolicy, token_ids: Sequence[int]) -> None:
+        pass
+
+    def _check_versions(self, staying: Iterable[DecodePolicy]) -> None:
+        for policy in staying:
+            raise EngineError(
+                f"a request in flight stays on policy {policy.version}, but the {self.capabilities.name}"
+                " engine has one at a time",
+                hint="let it finish or abort it, then update",
+            )

@@ -17,7 +17,7 @@ unchanged, and continues once `set_policy` has named the new version. There is o
 none can be pinned.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -28,13 +28,13 @@ from swarmnode.extensions.pipeline.rollouts.chain import Chain, Stopped, StopRea
 from swarmnode.extensions.pipeline.rollouts.feeder import Feeder
 from swarmnode.extensions.pipeline.rollouts.routing import ChoosePath
 from swarmnode.rollout.decode.running_rows import DecodePolicy
-from swarmnode.rollout.decode.torch_engine import LoraPairs, TorchEngine
+from swarmnode.rollout.decode.torch_engine import LoraPairs, OnePolicyEngine
 from swarmnode.rollout.decode.weights import Layers
 from swarmnode.rollout.engine import BASE_VERSION, Capabilities, InFlight, Output, PolicyUpdate, Request
 from swarmnode.rollout.request_queue import not_finite
 
 
-class PipelineEngine(TorchEngine):
+class PipelineEngine(OnePolicyEngine):
     """An `Engine` for a model in stages.
 
     >>> chain = RemoteChain(node, loop, members, on_lost=print, step_timeout_s=20.0)       # doctest: +SKIP
@@ -78,13 +78,6 @@ class PipelineEngine(TorchEngine):
         self._tokens: dict[int, list[int]] = {}
         self._logprobs: dict[int, list[float]] = {}
         self._fitting = max_running
-
-    def submit(self, requests: Iterable[Request]) -> None:
-        asked = list(requests)
-        if any(request.version == BASE_VERSION for request in asked):
-            # Mark it as used now, so that no update can remove it before these requests have started.
-            self._policy(BASE_VERSION)
-        super().submit(asked)
 
     def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> None:
         super().set_policy(update, inflight)
@@ -195,28 +188,12 @@ class PipelineEngine(TorchEngine):
         for row in rows:
             del self._tokens[row], self._logprobs[row]
 
-    def _keep(self, row: int, policy: DecodePolicy, token_ids: Sequence[int]) -> None:
-        """Do nothing: the stages hold keys and values, and drop those of ended sequences."""
-
     def _clear(self) -> None:
         self._feeder.clear()
         self._tokens.clear()
         self._logprobs.clear()
 
-    def _line_up(self, requests: Iterable[Request]) -> None:
-        """Do nothing: waiting requests need no preparation."""
-
-    def _leave_line(self, requests: Iterable[Request]) -> None:
-        """Do nothing: waiting requests were not prepared."""
-
     # Policies
-
-    def _check_versions(self, staying: Iterable[DecodePolicy]) -> None:
-        for policy in staying:
-            raise EngineError(
-                f"a request in flight stays on policy {policy.version}, but a pipeline has one at a time",
-                hint="let it finish or abort it, then update",
-            )
 
     def _pairs(self, update: PolicyUpdate) -> LoraPairs:
         if update.tensors:

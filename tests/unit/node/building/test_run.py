@@ -87,8 +87,7 @@ class Company:
     def member(self, number: int, learner: FakeLearner) -> PolicyNode:
         def loop(config: Config, network: None) -> NodeLoop:
             self.built.append(number)
-            about = {"peer_id": learner.author, "name": "otter", "model": "fake"}
-            board = StatusBoard(config, **about, policy=number)
+            board = StatusBoard(config, peer_id=learner.author, name="otter", model="fake", policy=number)
             return NodeLoop(config, learner, board, Watchers([]), seed=0, network=network)
 
         key = NodeKey(bytes([number] * 32))
