@@ -83,7 +83,6 @@ class Discovery:
         local_peers: LocalSearch | None = None,
         interfaces: Sequence[str] = (),
         asks_router: bool = False,
-        target: int = TARGET_PEERS,
         rng: random.Random | None = None,
     ) -> None:
         """`namespace`: advertised and searched for. `names`: stand for more seeds in the DNS. `asks_router`:
@@ -100,7 +99,6 @@ class Discovery:
         self._resolve = resolve
         self._local_peers = local_peers
         self._interfaces = tuple(interfaces)
-        self._target = target
         self._rng = rng or random.Random()
         self._attached = asyncio.Event()
         self._said_attached: bool | None = None
@@ -147,7 +145,7 @@ class Discovery:
                 await self._news.wait()
 
     async def _dial_due(self, connected: Sequence[str]) -> None:
-        due = next_dials(self._others(), connected, time.time(), self._target)[:MAX_DIALS_AT_ONCE]
+        due = next_dials(self._others(), connected, time.time(), TARGET_PEERS)[:MAX_DIALS_AT_ONCE]
         async with asyncio.TaskGroup() as tasks:
             dials = [tasks.create_task(self._dial(address)) for address in due]
         if any(dial.result() for dial in dials):
