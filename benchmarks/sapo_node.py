@@ -195,7 +195,7 @@ class SwarmNode:
         """Let what is fetched ahead be judged. All nodes share a thread: the judge's time for strangers
         would count what the others train meanwhile, and be used up by it."""
         for _ in range(MOST_LOOKS):
-            if self.exchange is None or not self.exchange._fetcher._fetching:
+            if self.exchange is None or not self.exchange.stats().fetching:
                 return
             await asyncio.sleep(LOOK_S)
 

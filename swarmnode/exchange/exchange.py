@@ -229,6 +229,7 @@ class Exchange:
         return ExchangeStats(
             **self._ledger.counts(),
             headers_waiting=len(self._inbox.pool),
+            fetching=len(self._fetcher.fetching),
             buffered=len(self._buffer),
             banned_peers=reputation.banned_peers(),
             peers=reputation.figures(self._context.clock()),

@@ -135,6 +135,8 @@ class ExchangeStats(ExchangeCounts):
     """Figures of an exchange since it was made, and of its present contents."""
 
     headers_waiting: int
+    fetching: int
+    """Groups that are being fetched or judged."""
     buffered: int
     banned_peers: tuple[str, ...]
     peers: tuple[PeerFigures, ...]

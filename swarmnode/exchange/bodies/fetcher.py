@@ -113,7 +113,8 @@ class Fetcher:
         """Bytes that newcomers may still give us in vain."""
         self._vain_dials = TokenBucket(VAIN_DIALS_PER_S, VAIN_DIALS_BURST)
         """Vain requests that we may still make of newcomers without a connection to us."""
-        self._fetching: dict[Fetch, None] = {}
+        self.fetching: dict[Fetch, None] = {}
+        """Groups that are being fetched or judged, the first begun first."""
         self._gave_at: dict[str, float] = {}
         """Time at which each author last gave us a group, if that was lately."""
         self._swept_at = 0.0
@@ -143,7 +144,7 @@ class Fetcher:
         self._drop_stale_groups()
         while self.drawable(groups) < self._within_reach(groups):
             self._progress.clear()
-            patience_s = None if self._fetching or self._candidates() else self._settings.patience_s
+            patience_s = None if self.fetching or self._candidates() else self._settings.patience_s
             try:
                 async with asyncio.timeout(patience_s):
                     await self._progress.wait()
@@ -209,7 +210,7 @@ class Fetcher:
                 self._accept_from_neighbour(announcement, announcement.given)
                 continue
             fetch = Fetch(announcement, chosen.trust, monotonic())
-            self._fetching[fetch] = None
+            self.fetching[fetch] = None
             fetches.create_task(self._acquire(fetch), name=f"fetch from {announcement.author}")
 
     def _accept_from_neighbour(self, announcement: Announcement, given: Given) -> None:
@@ -224,7 +225,7 @@ class Fetcher:
         now = monotonic()
         return Counter(
             "slow" if fetch.trust == "proven" and now - fetch.began > SLOW_S else fetch.trust
-            for fetch in self._fetching
+            for fetch in self.fetching
         )
 
     def _has_room(self) -> bool:
@@ -299,7 +300,7 @@ class Fetcher:
         return held < room and self._vain_bytes.has(now=self._context.clock())
 
     def _may_ask(self, author: str, trust: Trust, share: int) -> bool:
-        under_way = sum(fetch.announcement.author == author for fetch in self._fetching)
+        under_way = sum(fetch.announcement.author == author for fetch in self.fetching)
         at_once = FETCHES_OF_PROVEN if trust == "proven" else 1
         if under_way >= at_once or not self._buffer.has_room_for(author, coming=under_way):
             return False
@@ -376,7 +377,7 @@ class Fetcher:
             self._note_failure(author, Reason.INTERNAL, len(body))
             self._ledger.drop(Reason.INTERNAL, author)
         finally:
-            del self._fetching[fetch]
+            del self.fetching[fetch]
             self._progress.set()
             self.wake()
 
