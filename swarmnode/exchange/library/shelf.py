@@ -32,7 +32,7 @@ from swarmnode.exchange.library.signed_group import (
     line_of,
     read_rows,
 )
-from swarmnode.machine.storage import replace_file
+from swarmnode.machine.storage import make_folder, replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -228,7 +228,7 @@ class Shelf:
             if anew:
                 replace_file(self._path, data)
             else:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
+                make_folder(self._path.parent)
                 with self._path.open("ab") as file:
                     file.write(data)
         except OSError as error:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from swarmnode.errors import ConfigError
+from swarmnode.machine.storage import make_folder
 from swarmnode.node.showing.board import Occasion
 from swarmnode.node.showing.node_status import NodeStatus, Summary, measurements, summary_of
 from swarmnode.registry import find
@@ -222,7 +223,7 @@ def run_info(config: Config, *, name: str, peer_id: str, model: str, folder: Pat
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
     """Appends a JSON object to a file of bounded size: a full one becomes NAME.1.jsonl. Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     if path.exists() and path.stat().st_size > MOST_LOG_BYTES:
         path.replace(path.with_suffix(".1.jsonl"))
     with path.open("ab+") as file:
