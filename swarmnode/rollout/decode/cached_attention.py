@@ -48,19 +48,7 @@ class PromptAttention:
             keys.copy_(new_keys.transpose(1, 2))
             values.copy_(new_values.transpose(1, 2))
             queries = new_queries.flatten(2, 3).transpose(1, 2).to(values.dtype)
-        shape = self._heads.shape
-        if shape.score_cap is not None:
-            attended = _capped_attention(queries, keys, values, self._mask, shape)
-        else:
-            attended = F.scaled_dot_product_attention(
-                queries,
-                keys,
-                values,
-                attn_mask=self._mask,
-                is_causal=self._mask is None,
-                scale=shape.score_scale,
-                enable_gqa=shape.group > 1,
-            )
+        attended = _causal_attention(queries, keys, values, self._mask, self._heads.shape)
         return attended.transpose(1, 2).reshape(len(fused), -1)
 
 
@@ -97,13 +85,7 @@ class ContinuedAttention:
             tables[0, :, :, -count:].copy_(own_keys)
             tables[1, :, :, -count:].copy_(own_values)
             seen = tables[:, :, :, first:]
-            if shape.score_cap is not None:
-                found = _capped_attention(own_queries, seen[0], seen[1], mask, shape)
-            else:
-                found = F.scaled_dot_product_attention(
-                    own_queries, seen[0], seen[1],
-                    attn_mask=mask, scale=shape.score_scale, enable_gqa=shape.group > 1,
-                )  # fmt: skip
+            found = _causal_attention(own_queries, seen[0], seen[1], mask, shape)
             target.view(count, shape.heads, shape.head_dim).copy_(found[0].transpose(0, 1))
         return attended
 
@@ -133,11 +115,28 @@ def _seen(columns: int, count: int, first: int, window: int | None, device: torc
     return seen if window is None else seen & (column > own - window)
 
 
+def _causal_attention(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, shape: Shape
+) -> Tensor:
+    """Computes causal attention [P, H, W, E]. With a `mask` there may be fewer queries than keys."""
+    if shape.score_cap is not None:
+        return _capped_attention(queries, keys, values, mask, shape)
+    return F.scaled_dot_product_attention(
+        queries,
+        keys,
+        values,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=shape.score_scale,
+        enable_gqa=shape.group > 1,
+    )
+
+
 def _capped_attention(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, shape: Shape
 ) -> Tensor:
-    """Computes causal attention [P, H, W, E] with capped scores, a few queries at a time, because no fused
-    kernel of torch can cap. With a `mask` there may be fewer queries than keys."""
+    """Computes `_causal_attention` with capped scores, a few queries at a time, because no fused kernel of
+    torch can cap."""
     width = keys.shape[2]
     mask = torch.ones(width, width, dtype=torch.bool, device=keys.device).tril_() if mask is None else mask
     exact = keys.float().repeat_interleave(shape.group, 1).transpose(2, 3)
@@ -145,7 +144,7 @@ def _capped_attention(
     pieces: list[Tensor] = []
     some = max(1, SCORES_AT_ONCE // (queries.shape[0] * shape.heads * width))
     for own_queries, own_mask in zip(queries.split(some, 2), mask.split(some), strict=True):
-        scores = _capped(own_queries.float() @ exact * _score_scale(shape), shape.score_cap)
+        scores = _capped(own_queries.float() @ exact * shape.scale, shape.score_cap)
         shares = scores.masked_fill_(~own_mask, float("-inf")).softmax(-1)
         pieces.append(shares.to(values.dtype) @ own_values)
     return torch.cat(pieces, 2)
@@ -154,10 +153,6 @@ def _capped_attention(
 def _capped(scores: Tensor, cap: float | None) -> Tensor:
     """Returns cap tanh(score / cap), overwriting the scores."""
     return scores if cap is None else scores.div_(cap).tanh_().mul_(cap)
-
-
-def _score_scale(shape: Shape) -> float:
-    return shape.head_dim**-0.5 if shape.score_scale is None else shape.score_scale
 
 
 def _band_mask(width: int, window: int, device: torch.device) -> Tensor:
@@ -269,7 +264,7 @@ class BandAttention:
         window: int | None = None,
     ) -> None:
         rows = len(band.rows)
-        self._scale, self._cap = _score_scale(shape), shape.score_cap
+        self._scale, self._cap = shape.scale, shape.score_cap
         self._scratch = scratch
         self._lines, self._newest = band.lines, band.lines_at(positions)
         dtype = band.cache.dtype

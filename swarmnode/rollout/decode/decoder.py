@@ -158,9 +158,8 @@ class Heads:
 
     def __init__(self, shape: Shape, norm: RmsNorm, device: torch.device) -> None:
         self.shape = shape
-        scale = shape.head_dim**-0.5 if shape.score_scale is None else shape.score_scale
         self.layout = HeadLayout(
-            shape.kv_heads, shape.group, shape.head_dim, shape.norm_eps, scale, shape.score_cap
+            shape.kv_heads, shape.group, shape.head_dim, shape.norm_eps, shape.scale, shape.score_cap
         )
         """The numbers and sizes of heads, in the form of the C kernels."""
         self._norm = norm

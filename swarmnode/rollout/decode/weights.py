@@ -37,7 +37,7 @@ class Shape:
     vocab: int
     norm_eps: float
     score_scale: float | None = None
-    """Factor on queries times keys. None: head_dim^(-1/2)."""
+    """The model's own `scale`. None: head_dim^(-1/2)."""
     score_cap: float | None = None
     """The c of c tanh(score / c). None: scores are not capped."""
 
@@ -45,6 +45,11 @@ class Shape:
     def group(self) -> int:
         """Number of query heads per key head."""
         return self.heads // self.kv_heads
+
+    @property
+    def scale(self) -> float:
+        """Factor on queries times keys."""
+        return self.head_dim**-0.5 if self.score_scale is None else self.score_scale
 
 
 @dataclass(frozen=True, slots=True)
