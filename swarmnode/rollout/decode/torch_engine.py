@@ -137,12 +137,7 @@ class TorchEngine(ABC):
         chosen = None if request_ids is None else set(request_ids)
         waiting = self._queue.withdraw(chosen)
         self._leave_line(waiting)
-        rows: dict[int, FinishReason] = {
-            row: "abort"
-            for row, running in self._running.items()
-            if chosen is None or running.request.request_id in chosen
-        }
-        outputs = self._finish(rows)
+        outputs = self._finish(dict.fromkeys(self._rows_of(chosen), "abort"))
         self._forget_unused()
         return [*outputs, *map(untouched, waiting)]
 
@@ -175,11 +170,7 @@ class TorchEngine(ABC):
     @torch.inference_mode()
     def snapshot(self, request_ids: Iterable[str] | None = None) -> tuple[Request, ...]:
         chosen = None if request_ids is None else set(request_ids)
-        rows = [
-            row
-            for row, running in self._running.items()
-            if chosen is None or running.request.request_id in chosen
-        ]
+        rows = self._rows_of(chosen)
         running = [
             self._running[row].request.resumed(sampled)
             for row, sampled in zip(rows, self._collect(rows), strict=True)
@@ -240,6 +231,11 @@ class TorchEngine(ABC):
         }
 
     # Rows
+
+    def _rows_of(self, chosen: set[str] | None) -> list[int]:
+        """Returns the rows of these requests. None: all."""
+        rows = self._running.items()
+        return [row for row, one in rows if chosen is None or one.request.request_id in chosen]
 
     def _start(
         self, rows: Sequence[int], requests: Sequence[Request], kept_tokens: Sequence[int] | None = None
