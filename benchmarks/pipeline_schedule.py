@@ -37,8 +37,8 @@ from pipeline_bounds import free_map_bound_s, makespan_bound_s
 from pipeline_study import find_full, seconds_for
 
 from swarmnode.extensions.pipeline.scheduling.first_paths import first_paths
-from swarmnode.extensions.pipeline.scheduling.instance import Instance, agents, load_instance
-from swarmnode.extensions.pipeline.scheduling.moves import Move, RandomMoves, Route, apply
+from swarmnode.extensions.pipeline.scheduling.instance import Instance, Route, agents, load_instance
+from swarmnode.extensions.pipeline.scheduling.moves import Move, RandomMoves, apply
 from swarmnode.extensions.pipeline.scheduling.placement import search as search_map
 from swarmnode.extensions.pipeline.scheduling.plan import Plan, violations
 from swarmnode.extensions.pipeline.scheduling.schedule import Scheduled, SearchBudget, schedule

@@ -12,16 +12,14 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 
-from swarmnode.extensions.pipeline.scheduling.instance import Instance
+from swarmnode.extensions.pipeline.scheduling.instance import Instance, Route
 from swarmnode.extensions.pipeline.scheduling.plan import Plan
 from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 
-Path = tuple[int, ...]
-
 
 def repaired_path(
-    plan: Plan, path: Path, lost: Collection[int], tried: Collection[int], load: Mapping[int, int]
-) -> Path | None:
+    plan: Plan, path: Route, lost: Collection[int], tried: Collection[int], load: Mapping[int, int]
+) -> Route | None:
     """Return the path of the next attempt at a micro-batch that took `path`, or None.
 
     `lost`: nodes that are gone or did not answer. `tried`: living nodes that had no slot for it. Nodes in
@@ -80,7 +78,7 @@ def _nearest(instance: Instance, before: int, after: int, nodes: Sequence[int]) 
 
 def _shortest(
     instance: Instance, data_node: int, lost: Collection[int], gone: Collection[int], taken: Mapping[int, int]
-) -> Path | None:
+) -> Route | None:
     """Return a path of two stages over the remaining nodes, to one that seems to have a free slot if
     possible."""
     others = [node for nodes in instance.stages[1:] for node in nodes if node not in lost]

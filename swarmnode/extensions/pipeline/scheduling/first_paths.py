@@ -14,10 +14,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from swarmnode.errors import ConfigError
-from swarmnode.extensions.pipeline.scheduling.instance import Instance, agents, least_visits, turns_of
-
-Route = tuple[int, ...]
-"""Nodes of an agent, starting with its data node."""
+from swarmnode.extensions.pipeline.scheduling.instance import Instance, Route, agents, least_visits, turns_of
 
 
 def first_paths(instance: Instance) -> list[Route]:
@@ -25,8 +22,7 @@ def first_paths(instance: Instance) -> list[Route]:
     `max_gap` is too narrow for visits dealt round robin."""
     order = agents(instance)
     visits = stage_visits(instance, len(order))
-    gap_binds = instance.max_gap < len(instance.stages) - instance.path_length + 1
-    sets = _round_robin(instance, visits, len(order)) if gap_binds else None
+    sets = _round_robin(instance, visits, len(order)) if instance.gap_binds else None
     routes = _Routes(instance, visits)
     paths: dict[int, Route] = {}
     # The first agent of every data node chooses first, then the second of each, and so on.

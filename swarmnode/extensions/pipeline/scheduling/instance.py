@@ -31,6 +31,9 @@ long time."""
 
 Matrix = tuple[tuple[float, ...], ...]
 
+Route = tuple[int, ...]
+"""The nodes of an agent in order of visit, starting with its data node."""
+
 
 @dataclass(frozen=True, slots=True)
 class Instance:
@@ -79,6 +82,11 @@ class Instance:
     def stage_of(self) -> tuple[int, ...]:
         """The stage of each node; -1 for a node in no stage."""
         return stage_of(self.stages, self.node_count)
+
+    @property
+    def gap_binds(self) -> bool:
+        """True if `max_gap` forbids some sets of stages that have the right number."""
+        return self.max_gap < len(self.stages) - self.path_length + 1
 
     def slots(self, stage: int) -> int:
         """Return the number of micro-batches that the nodes of a stage can hold at once."""
@@ -231,7 +239,6 @@ def _stage_problems(instance: Instance, count: int) -> Iterator[str]:
 
 
 def _is_square(matrix: Matrix, count: int) -> bool:
-    rows = [*matrix]
-    return len(rows) == count and all(
-        len(row) == count and all(isfinite(value) and value >= 0 for value in row) for row in rows
+    return len(matrix) == count and all(
+        len(row) == count and all(isfinite(value) and value >= 0 for value in row) for row in matrix
     )

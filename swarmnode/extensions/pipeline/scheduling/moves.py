@@ -8,11 +8,8 @@ starts at a feasible plan only meets feasible plans, without checking.
 
 from random import Random
 
-from swarmnode.extensions.pipeline.scheduling.instance import Instance, agents, least_visits
+from swarmnode.extensions.pipeline.scheduling.instance import Instance, Route, agents, least_visits
 from swarmnode.extensions.pipeline.scheduling.plan import path_problem
-
-Route = tuple[int, ...]
-"""The nodes of an agent, starting with its data node."""
 
 Move = tuple[tuple[int, Route], ...]
 """The agents whose paths the move changes, with their new paths."""
@@ -40,7 +37,6 @@ class RandomMoves:
         self._least = least_visits(instance, agent_count)
         most = [instance.slots(stage) for stage in range(len(instance.stages))]
         self._is_tight = sum(most) == agent_count * instance.path_length
-        self._gap_binds = instance.max_gap < len(instance.stages) - instance.path_length + 1
         self._nodes = [node for nodes in instance.stages for node in nodes]
 
     def draw(self, paths: list[Route], agent: int) -> Move | None:
@@ -122,7 +118,7 @@ class RandomMoves:
     def _checked(self, *paths: tuple[int, Route]) -> Move | None:
         """Return the move if its paths keep `max_gap`, which is the only rule that sorted paths of the right
         length can break."""
-        if self._gap_binds:
+        if self._instance.gap_binds:
             for _, path in paths:
                 if path_problem(self._instance, tuple(self._stage_of[n] for n in path)) is not None:
                     return None

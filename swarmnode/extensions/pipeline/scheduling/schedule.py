@@ -15,8 +15,8 @@ from random import Random
 
 from swarmnode.errors import ConfigError
 from swarmnode.extensions.pipeline.scheduling.first_paths import first_paths
-from swarmnode.extensions.pipeline.scheduling.instance import Instance
-from swarmnode.extensions.pipeline.scheduling.moves import RandomMoves, Route, apply
+from swarmnode.extensions.pipeline.scheduling.instance import Instance, Route
+from swarmnode.extensions.pipeline.scheduling.moves import RandomMoves, apply
 from swarmnode.extensions.pipeline.scheduling.plan import Plan
 from swarmnode.extensions.pipeline.scheduling.simulator import SimulatedRun, Simulator
 

@@ -86,22 +86,6 @@ class SimulatedRun:
     """End of each agent's last micro-batch. Empty if the run was given up early."""
 
 
-@dataclass(slots=True)
-class _Limit:
-    """The limit of a run, and the lower bounds known so far."""
-
-    limit_s: float
-    mean_weight: float
-    """Weight of each agent's finish in the cost, in addition to the weight 1 of the slowest."""
-    least: list[float]
-    """Earliest end of each agent's last micro-batch, as far as known."""
-    renewed: list[float]
-    """Minimum seconds that each further wave adds to an agent's end."""
-
-    def is_missed(self) -> bool:
-        return max(self.least) + self.mean_weight * sum(self.least) > self.limit_s
-
-
 class Simulator:
     """The simulator for one instance. It caches trips."""
 
@@ -130,20 +114,10 @@ class Simulator:
         If makespan + mean_weight * mean finish of the agents is above `limit_s`, the makespan is reported as
         infinite, as early as that is known.
         """
-        instance = self._instance
-        trips = [self.trip(path) for path in paths]
-        renewed = [trip.alone_s + instance.gap_s for trip in trips]
-        releases = _releases(instance, paths)
-        least = [
-            release + trip.alone_s + (instance.waves - 1) * again
-            for release, trip, again in zip(releases, trips, renewed, strict=True)
-        ]
+        trips, releases = [self.trip(path) for path in paths], _releases(self._instance, paths)
         # Allow a nanosecond for the order of additions.
-        limit = _Limit(limit_s + 1e-9, mean_weight / len(paths), least, renewed)
-        if limit.is_missed():
-            return SimulatedRun(inf, ())
-        finish = [inf] * len(paths)
-        if not _events(instance, trips, releases, limit, finish, record):
+        finish = _events(self._instance, trips, releases, limit_s + 1e-9, mean_weight / len(paths), record)
+        if not finish:
             return SimulatedRun(inf, ())
         makespan_s = max(finish)
         missed = makespan_s + mean_weight * sum(finish) / len(finish) > limit_s
@@ -178,11 +152,13 @@ def _events(
     instance: Instance,
     trips: Sequence[Trip],
     releases: Sequence[float],
-    limit: _Limit,
-    finish: list[float],
+    limit_s: float,
+    mean_weight: float,
     record: list[Recorded] | None,
-) -> bool:
-    """Run all events and fill `finish`. Returns False if the run was given up because the limit is missed.
+) -> list[float]:
+    """Run all events. Returns the end of each agent's last micro-batch, or nothing if the run was given up
+    because the limit is missed. `mean_weight`: of each agent's finish, in addition to the weight 1 of the
+    slowest.
 
     An agent has one task at a time, so an event is either the arrival of an agent at its next step's node, or
     a node that becomes free while tasks wait there. An event is (time, cause * span + who): ties go by cause.
@@ -190,9 +166,16 @@ def _events(
     agent_count, node_count, waves = len(trips), instance.node_count, instance.waves
     span = agent_count + node_count
     steps = [trip.steps for trip in trips]
-    limit_s, mean_weight, least = limit.limit_s, limit.mean_weight, limit.least
-    later_waves = [(waves - 1) * again for again in limit.renewed]
+    # Minimum seconds that each further wave adds to an agent's end.
+    renewed = [trip.alone_s + instance.gap_s for trip in trips]
+    later_waves = [(waves - 1) * again for again in renewed]
+    # Earliest end of each agent's last micro-batch, as far as known.
+    bounds = zip(releases, trips, later_waves, strict=True)
+    least = [release + trip.alone_s + later_s for release, trip, later_s in bounds]
     worst, total = max(least), mean_weight * sum(least)
+    if worst + total > limit_s:
+        return []
+    finish = [inf] * agent_count
     at, wave = [0] * agent_count, [0] * agent_count
     free_at = [0.0] * node_count
     wake_cause, wakes = [0] * node_count, [False] * node_count
@@ -242,7 +225,7 @@ def _events(
                 if least_end > worst:
                     worst = least_end
                 if worst + total > limit_s:
-                    return False
+                    return []
             at[agent] = step
             cause += 1
             heappush(events, (arrival, cause * span + agent))
@@ -250,7 +233,7 @@ def _events(
             wave[agent] += 1
             if wave[agent] < waves:
                 at[agent] = 0
-                later_waves[agent] -= limit.renewed[agent]
+                later_waves[agent] -= renewed[agent]
                 cause += 1
                 heappush(events, (end, cause * span + agent))
             else:
@@ -260,7 +243,7 @@ def _events(
         if queue and not wakes[node]:
             wakes[node] = True
             heappush(events, (free_at[node], wake_cause[node]))
-    return True
+    return finish
 
 
 def _releases(instance: Instance, paths: Sequence[tuple[int, ...]]) -> list[float]:
