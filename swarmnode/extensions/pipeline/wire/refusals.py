@@ -85,7 +85,9 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     @classmethod
     def of(cls, rejected: Rejected) -> "Refused":
         """Return the refusal to send to a peer for an error of ours."""
-        return cls(reason_of(rejected), str(rejected)[:MAX_DETAIL_CHARS])
+        reason = reason_of(rejected)
+        detail = rejected.detail if reason == rejected.reason else str(rejected)
+        return cls(reason, detail[:MAX_DETAIL_CHARS])
 
 
 class MemberRefused(Rejected):

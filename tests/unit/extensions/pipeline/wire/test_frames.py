@@ -10,7 +10,7 @@ from swarmnode.extensions.pipeline.wire.frames import (
     decode,
     encode,
 )
-from swarmnode.extensions.pipeline.wire.refusals import MAX_DETAIL_CHARS, Refusal, Refused
+from swarmnode.extensions.pipeline.wire.refusals import MAX_DETAIL_CHARS, MemberRefused, Refusal, Refused
 from swarmnode.extensions.pipeline.wire.services import LIMITS
 
 
@@ -19,6 +19,12 @@ def test_an_answer_is_read_as_it_was_said(refused: Refused | None):
     data = encode(AnswerFrame(refused=refused, keep=True))
     assert decode(AnswerFrame, data) == AnswerFrame(refused=refused, keep=True)
     assert all(len(data) <= limits.max_answer_bytes for limits in LIMITS.values())
+
+
+@pytest.mark.parametrize("reason", [Refusal.TOO_LARGE, "wrong_size"])
+def test_a_refusal_says_its_reason_once(reason: str):
+    refused = MemberRefused(Refused.of(Rejected(reason, "9 bytes")))
+    assert str(refused).count(reason) == 1 and str(refused).endswith(": 9 bytes")
 
 
 DEEP = b"\x94\xc0\xc2\x00" + b"\x91" * 2000 + b"\xc0"
