@@ -6,7 +6,6 @@ Hidden states follow a `DecodeStep` as raw bytes (codec.py). The data node hears
 path, or from one that could not continue.
 """
 
-from collections.abc import Mapping
 from typing import Annotated
 
 from msgspec import Meta
@@ -15,7 +14,7 @@ from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
 from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments
 from swarmnode.extensions.pipeline.wire.hop_messages import MAX_PATH, Count, Digest, Index, TensorHeader
-from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers, members_of
+from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers, checked_members
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.extensions.pipeline.wire.services import MemberMessage
 
@@ -92,14 +91,14 @@ class Closed(_OfSession, frozen=True, kw_only=True, tag="closed"):
 DecodeMessage = DecodeStep | Halted | Closed
 
 
-def check_message(message: DecodeMessage, peer_id: str, plans: Mapping[str, PlanMembers]) -> PlanMembers:
-    """Return the members of a message's plan. Raises Rejected if this peer may not send us the message:
-    unknown_plan, not_a_member, wrong_route.
+def check_message(message: DecodeMessage, peer_id: str, members: PlanMembers | None) -> PlanMembers:
+    """Return the members of our plan. Raises Rejected if this peer may not send us the message: unknown_plan,
+    not_a_member, wrong_route.
 
     A step must come from the node before us on its path. A halt must come from the node that it is about or a
     neighbour of it on the path, so that a member cannot accuse others.
     """
-    members = members_of(message.plan, peer_id, plans)
+    members = checked_members(message.plan, peer_id, members)
     if max(message.path) >= len(members.peers):
         raise Rejected(Refusal.WRONG_ROUTE, "a node that the plan does not have")
     if isinstance(message, Halted):

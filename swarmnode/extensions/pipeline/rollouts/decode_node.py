@@ -34,7 +34,7 @@ from torch import Tensor
 
 from swarmnode.bounded_dict import BoundedDict
 from swarmnode.errors import NetworkError, Rejected
-from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason, stopped_by
+from swarmnode.extensions.pipeline.rollouts.chain import ChainFeed, Stopped, StopReason, stopped_by
 from swarmnode.extensions.pipeline.rollouts.decode_hops import DecodeHops
 from swarmnode.extensions.pipeline.rollouts.decode_messages import (
     MAX_DETAIL,
@@ -45,6 +45,7 @@ from swarmnode.extensions.pipeline.rollouts.decode_messages import (
     check_message,
 )
 from swarmnode.extensions.pipeline.rollouts.in_flight_steps import InFlightSteps
+from swarmnode.extensions.pipeline.rollouts.routing import Route
 from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments, SessionKey, StageCaches
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
 from swarmnode.extensions.pipeline.wire.codec import decode
@@ -108,8 +109,8 @@ class DecodeNode:
         """Number of steps computed here for other members."""
         self._version = version
         self._streams = streams
-        self._plans: dict[str, PlanMembers] = {}
-        """The most recently adopted plan, if any."""
+        self._members: PlanMembers | None = None
+        """Members of the most recently adopted plan, if any."""
         self._in_flight = InFlightSteps(streams.incoming.refused)
         self._hops = DecodeHops(
             streams, codec, self._in_flight,
@@ -128,9 +129,9 @@ class DecodeNode:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self._plans.clear()
-        await self._hops.end()
+        self.plan = None
         await self._streams.incoming.end(MemberService.GENERATION)
+        await self._hops.end()
 
     def hold(self, caches: StageCaches | None) -> None:
         """Replace our own stage, for the plan that is adopted next. Sessions of the former stage are
@@ -147,8 +148,7 @@ class DecodeNode:
             return
         if members.plan != self.plan:
             self._in_flight.replanned("we have another plan")
-        self.plan = members.plan
-        self._plans = {members.plan: members}
+        self.plan, self._members = members.plan, members
 
     def lose(self, peer_id: str, why: str) -> None:
         """Stop waiting for steps whose path includes a member that is gone."""
@@ -157,7 +157,8 @@ class DecodeNode:
     @property
     def members(self) -> PlanMembers:
         """The plan that was adopted last. There is one wherever rollouts are made."""
-        return next(iter(self._plans.values()))
+        assert self._members is not None, "rollouts are made under a plan"
+        return self._members
 
     async def settled(self) -> None:
         """Wait until our own stage is not being changed."""
@@ -212,38 +213,29 @@ class DecodeNode:
 
     # Data node
 
-    async def send_around(
-        self,
-        plan: str,
-        path: tuple[int, ...],
-        session: int,
-        segments: Segments,
-        hidden_ND: Tensor,
-        *,
-        version: int,
-        timeout_s: float,
-    ) -> Tensor | Stopped:
-        """Send the output of our own stage around the path. Returns the hidden states of the last tokens
-        after the end of the path.
+    async def send_around(self, feed: ChainFeed, hidden_ND: Tensor, *, timeout_s: float) -> Tensor | Stopped:
+        """Send our own stage's output of a feed around its route. Returns the hidden states of the last
+        tokens after the end of the route.
 
         Ends early with OTHER_PLAN if our own stage changes, and with LOST if a member of the path is gone.
         """
-        members = self._plans.get(plan)
-        if members is None or plan != self.plan:
+        route = feed.route
+        if route.plan != self.plan:
             return Stopped(StopReason.OTHER_PLAN, None, "we have another plan")
         # Members off the path cannot guess the number. The dtype of the tensor is set when it is encoded.
         step = DecodeStep(
-            plan=plan, session=session, path=path, position=0, number=secrets.randbits(NUMBER_BITS),
-            version=version, segments=segments,
+            plan=route.plan, session=feed.session, path=route.nodes, position=0,
+            number=secrets.randbits(NUMBER_BITS), version=feed.version, segments=feed.segments,
             tensor=TensorHeader(dtype="float16", shape=tuple(hidden_ND.shape)),
         )  # fmt: skip
-        return await self._hops.run(members, step, hidden_ND, timeout_s=timeout_s)
+        return await self._hops.run(self.members, step, hidden_ND, timeout_s=timeout_s)
 
-    async def close_session(self, plan: str, path: tuple[int, ...], session: int) -> None:
+    async def close_session(self, route: Route, session: int) -> None:
         """Tell the other members to forget a session. A member that does not get the message drops the
         session when it is idle."""
-        if (members := self._plans.get(plan)) is not None:
-            await self._close_next(members, Closed(plan=plan, session=session, path=path, position=1))
+        if route.plan == self.members.plan:
+            closed = Closed(plan=route.plan, session=session, path=route.nodes, position=1)
+            await self._close_next(self.members, closed)
 
     def _check_route(self, members: PlanMembers, message: DecodeStep | Closed) -> None:
         """Raises Rejected: wrong_route, unless the message follows the route of its session. The first step
@@ -257,13 +249,13 @@ class DecodeNode:
     # Nodes on the path
 
     def _knows(self, peer_id: str) -> bool:
-        return any(peer_id in members.peers for members in self._plans.values())
+        return self._members is not None and peer_id in self._members.peers
 
     async def _respond(self, incoming: Incoming[DecodeMessage]) -> Reply:
         """Handle a message. A step is answered only after it has been passed on, so that its sender notices
         if we die with it."""
         message = incoming.message
-        members = check_message(message, incoming.peer_id, self._plans)
+        members = check_message(message, incoming.peer_id, self._members)
         if isinstance(message, Halted):
             self._in_flight.arrived(message, message.stopped)
             return Reply()

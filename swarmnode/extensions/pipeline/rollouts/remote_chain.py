@@ -158,10 +158,8 @@ class RemoteChain:
         if len(nodes) == 1:
             return last_rows(hidden_ND, segments)
         until_s = started_s + self._step_timeout_s
-        found = await self._node.send_around(
-            members.plan, nodes, feed.session, segments, hidden_ND,
-            version=feed.version, timeout_s=max(until_s - self._loop.time(), 0.1),
-        )  # fmt: skip
+        left_s = max(until_s - self._loop.time(), 0.1)
+        found = await self._node.send_around(feed, hidden_ND, timeout_s=left_s)
         if not isinstance(found, Stopped):
             return found
         if found.why is StopReason.OTHER_POLICY:
@@ -175,7 +173,7 @@ class RemoteChain:
         key = self._key(self._node.members, session)
         if (caches := self._node.caches) is not None:
             await self._node.run_in_stage_thread(lambda: caches.close(key))
-        await self._node.close_session(route.plan, route.nodes, session)
+        await self._node.close_session(route, session)
 
     def _key(self, members: PlanMembers, session: int) -> tuple[str, int]:
         return members.peers[members.own], session

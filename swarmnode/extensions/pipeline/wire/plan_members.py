@@ -23,10 +23,10 @@ class PlanMembers:
     """The stage of each node; -1 for a node that holds none. Only the nodes that sample need it."""
 
 
-def members_of(plan: str, peer_id: str, plans: Mapping[str, PlanMembers]) -> PlanMembers:
-    """Return the members of a plan. Raises Rejected unless this peer is one: unknown_plan, not_a_member."""
-    members = plans.get(plan)
-    if members is None:
+def checked_members(plan: str, peer_id: str, members: PlanMembers | None) -> PlanMembers:
+    """Return our members of a plan. Raises Rejected unless it is this plan and this peer is one of them:
+    unknown_plan, not_a_member."""
+    if members is None or members.plan != plan:
         raise Rejected(Refusal.UNKNOWN_PLAN)
     if peer_id not in members.peers:
         raise Rejected(Refusal.NOT_A_MEMBER)
@@ -38,7 +38,7 @@ def check_sender(message: Message, peer_id: str, plans: Mapping[str, PlanMembers
 
     A hop must come from the node before us on its path, so a member cannot speak for another one.
     """
-    members = members_of(message.plan, peer_id, plans)
+    members = checked_members(message.plan, peer_id, plans.get(message.plan))
     if isinstance(message, Finished) and members.peers.index(peer_id) != message.node:
         raise Rejected(Refusal.WRONG_ROUTE, f"in the name of node {message.node}")
     if not isinstance(message, Hop):

@@ -15,7 +15,8 @@ from swarmnode.errors import CheckpointError, PipelineError
 from swarmnode.extensions.pipeline.own_stage import collected_state as learned_state
 from swarmnode.extensions.pipeline.own_stage import own_stage
 from swarmnode.extensions.pipeline.replication.replica_vote import ReplicaVote
-from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
+from swarmnode.extensions.pipeline.rollouts.chain import ChainFeed, Stopped, StopReason
+from swarmnode.extensions.pipeline.rollouts.routing import Route
 from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments
 from swarmnode.extensions.pipeline.stages.stage_model import StagePart
 from swarmnode.extensions.pipeline.stages.whole_model import WholeModel, open_model
@@ -190,10 +191,8 @@ async def test_a_change_of_place_ends_the_steps_of_generation_that_are_under_way
             plan is not None and first.own_stage.agreed is not None and plan == first.own_stage.agreed.digest
         )
         hidden_1D = torch.ones(1, 32)
-        one = Segments((0,), (0,), (1,))
-        going = asyncio.create_task(
-            first.decode.send_around(plan, (0, 1), 1, one, hidden_1D, version=0, timeout_s=60.0)
-        )
+        feed = ChainFeed(Route((0, 1), (0, 1), plan), 1, (), Segments((0,), (0,), (1,)), version=0)
+        going = asyncio.create_task(first.decode.send_around(feed, hidden_1D, timeout_s=60.0))
         await asked.wait()
         await found.assign([[first], [third]], [2, LAYERS])
         stopped = await going

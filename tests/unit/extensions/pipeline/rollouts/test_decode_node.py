@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from swarmnode.errors import Rejected
-from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
+from swarmnode.extensions.pipeline.rollouts.chain import ChainFeed, Stopped, StopReason
 from swarmnode.extensions.pipeline.rollouts.decode_messages import (
     Closed,
     DecodeMessage,
@@ -19,6 +19,7 @@ from swarmnode.extensions.pipeline.rollouts.decode_messages import (
     check_message,
 )
 from swarmnode.extensions.pipeline.rollouts.decode_node import DecodeNode
+from swarmnode.extensions.pipeline.rollouts.routing import Route
 from swarmnode.extensions.pipeline.rollouts.stage_caches import MAX_SEQUENCES, Segments, StageCaches
 from swarmnode.extensions.pipeline.wire.codec import encode as encoded
 from swarmnode.extensions.pipeline.wire.frames import decode, encode
@@ -77,7 +78,7 @@ async def members(count: int = 3) -> AsyncGenerator[tuple[list[MemoryHost], list
 def hold(node: DecodeNode, caches: StageCaches) -> None:
     """Another stage under the same plan."""
     node.hold(caches)
-    node.adopt(node._plans[PLAN])
+    node.adopt(node.members)
 
 
 async def inline(fn: Callable[[], Any]) -> Any:
@@ -97,10 +98,14 @@ async def eventually(holds: Callable[[], bool]) -> None:
 
 
 async def send_around(node: DecodeNode, timeout_s: float = 20.0, session: int = 1, **changes: Any) -> Any:
-    return await node.send_around(
-        PLAN, changes.pop("path", (0, 1, 2)), session, changes.pop("segments", ONE),
-        changes.pop("hidden", torch.ones(1, WIDTH)), version=0, timeout_s=timeout_s,
-    )  # fmt: skip
+    hidden = changes.pop("hidden", torch.ones(1, WIDTH))
+    return await node.send_around(feed(session=session, **changes), hidden, timeout_s=timeout_s)
+
+
+def feed(
+    path: tuple[int, ...] = (0, 1, 2), session: int = 1, segments: Segments = ONE, version: int = 0
+) -> ChainFeed:
+    return ChainFeed(Route(path, path, PLAN), session, (), segments, version)
 
 
 # Frames
@@ -159,8 +164,8 @@ def _values(frame: DecodeStep) -> list[Any]:
     return [getattr(frame, name) for name in DecodeStep.__struct_fields__]
 
 
-ROSTERS = {PLAN: PlanMembers(PLAN, ("a", "b", "c", "d"), own=1)}
-AT_START = {PLAN: PlanMembers(PLAN, ("a", "b", "c", "d"), own=0)}
+ROSTER = PlanMembers(PLAN, ("a", "b", "c", "d"), own=1)
+AT_START = PlanMembers(PLAN, ("a", "b", "c", "d"), own=0)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +181,7 @@ AT_START = {PLAN: PlanMembers(PLAN, ("a", "b", "c", "d"), own=0)}
 )  # fmt: skip
 def test_only_the_node_before_us_may_send_us_a_step(frame: Any, peer: str, reason: str) -> None:
     with pytest.raises(Rejected, match=reason):
-        check_message(frame, peer, ROSTERS)
+        check_message(frame, peer, ROSTER)
 
 
 def test_a_member_accuses_only_itself_and_its_neighbours() -> None:
@@ -191,7 +196,7 @@ def test_a_member_accuses_only_itself_and_its_neighbours() -> None:
         with pytest.raises(Rejected, match="wrong_route"):
             check_message(halted(position), peer, AT_START)
     with pytest.raises(Rejected, match="wrong_route"):
-        check_message(halted(1), "c", ROSTERS)
+        check_message(halted(1), "c", ROSTER)
 
 
 def test_who_halts_a_step_for_another_plan_has_forgotten_ours() -> None:
@@ -268,7 +273,7 @@ async def test_a_step_goes_around_the_path_and_sessions_end_along_it() -> None:
             expected = StageCaches(stage, max_bytes=1 << 20).run(("x", 1), ONE, expected)
         torch.testing.assert_close(await send_around(nodes[0]), expected)
         assert [len(node.caches or ()) for node in nodes] == [0, 1, 1]
-        await nodes[0].close_session(PLAN, (0, 1, 2), 1)
+        await nodes[0].close_session(feed().route, 1)
         await eventually(lambda: [len(node.caches or ()) for node in nodes] == [0, 0, 0])
 
 
@@ -385,3 +390,11 @@ async def test_streams_of_a_member_are_bounded() -> None:
         for _ in range(LIMITS.max_streams_per_peer + 1):
             await hosts[2].open_stream(hosts[1].peer_id, PROTOCOL)
         await eventually(lambda: refused(nodes[1])["too_many_streams"] == 1)
+
+
+async def test_who_has_left_still_knows_its_last_plan_and_sends_nothing() -> None:
+    async with members() as (_, nodes):
+        pass
+    assert nodes[0].members.plan == PLAN
+    found = await send_around(nodes[0])
+    assert found.why is StopReason.OTHER_PLAN

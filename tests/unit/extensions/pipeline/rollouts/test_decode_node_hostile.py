@@ -18,6 +18,7 @@ from tests.unit.extensions.pipeline.rollouts.test_decode_node import (
     PLAN,
     WIDTH,
     eventually,
+    feed,
     members,
     never,
     refused,
@@ -84,7 +85,7 @@ async def test_a_version_that_is_not_the_next_is_not_waited_for() -> None:
     async with members() as (_, nodes):
         for version, others in ((2, True), (2**52, True)):
             found = await nodes[0].send_around(
-                PLAN, (0, 1), 1, step().segments, torch.ones(1, WIDTH), version=version, timeout_s=2.0
+                feed((0, 1), version=version), torch.ones(1, WIDTH), timeout_s=2.0
             )
             assert (found.why is StopReason.OTHER_POLICY) is others
             assert found.node == 1

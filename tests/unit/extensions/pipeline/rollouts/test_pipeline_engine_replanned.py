@@ -263,15 +263,15 @@ async def test_a_newcomer_that_knows_nobody_yet_is_waited_for() -> None:
     asked = requests(prompts(4))
     async with patient((0, 1, 2)) as pipeline:
         newcomer = pipeline.members[2].node
-        plans, caches = dict(newcomer._plans), newcomer.caches
+        plan, caches = newcomer.members, newcomer.caches
         newcomer.hold(None)
-        newcomer._plans.clear()
+        newcomer._members = None
         waits_for = waited_for(pipeline)
         pipeline.engine.submit(asked)
         round_ = going_on(pipeline)
         await eventually(lambda: waits_for == [pipeline.members[2].host.peer_id])
         newcomer.hold(caches)
-        newcomer.adopt(next(iter(plans.values())))
+        newcomer.adopt(plan)
         assert_as_undisturbed(await round_, asked)
     assert pipeline.lost == []
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from benchmarks.pipeline_local import LocalPipeline
 from swarmnode.errors import ConfigError
 from swarmnode.extensions.pipeline.feeds.text_feed import TextFeed
-from swarmnode.extensions.pipeline.rollouts.chain import Stopped, StopReason
+from swarmnode.extensions.pipeline.rollouts.chain import ChainFeed, Stopped, StopReason
+from swarmnode.extensions.pipeline.rollouts.routing import Route
 from swarmnode.extensions.pipeline.rollouts.stage_caches import Segments
 from swarmnode.extensions.pipeline.runtime.data_roles import DataRole
 from swarmnode.extensions.pipeline.runtime.pipeline_node import PipelineNode
@@ -157,11 +158,9 @@ async def test_generation_does_not_wait_for_a_member_that_the_others_have_given_
     assert agreed is not None
     three.network.partition([[away.host]])
     path = tuple(agreed.plan.instance.stages[stage][0] for stage in (0, 2))
-    one = Segments((0,), (0,), (1,))
+    feed = ChainFeed(Route((0, 2), path, agreed.digest), 1, (), Segments((0,), (0,), (1,)), version=1)
     async with asyncio.timeout(60.0):
-        found = await data.node.decode.send_around(
-            agreed.digest, path, 1, one, torch.ones(1, 32), version=1, timeout_s=600.0
-        )
+        found = await data.node.decode.send_around(feed, torch.ones(1, 32), timeout_s=600.0)
     assert isinstance(found, Stopped) and found.why in (StopReason.LOST, StopReason.OTHER_PLAN)
 
 
