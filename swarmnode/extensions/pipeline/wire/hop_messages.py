@@ -8,7 +8,7 @@ Activations and gradients follow their message as raw bytes, described by its `T
 """
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 from msgspec import Meta
@@ -94,18 +94,14 @@ class Hop(_Message, frozen=True, kw_only=True):
     was replaced or left out."""
     position: Annotated[int, Meta(ge=0, le=MAX_PATH)]
     tensor: TensorHeader
+    first_position: ClassVar[int] = 0
+    """Smallest position that such a message can have; there are as many as nodes."""
 
     def __post_init__(self) -> None:
-        if not self._first_position() <= self.position <= self._last_position():
+        if not 0 <= self.position - self.first_position < len(self.path):
             raise ValueError(f"position {self.position} is not on a path of {len(self.path)} nodes")
         if len(set(self.path)) < len(self.path):
             raise ValueError("a path visits a node twice")
-
-    def _first_position(self) -> int:
-        return 0
-
-    def _last_position(self) -> int:
-        return len(self.path) - 1
 
     @property
     def payload_bytes(self) -> int:
@@ -116,6 +112,7 @@ class ForwardHop(Hop, frozen=True, kw_only=True, tag="forward"):
     """Hidden states of a micro-batch, for the node at `position` of its path. The position after the end of
     the path is the data node, which needs them for the loss."""
 
+    first_position: ClassVar[int] = 1
     tokens: Annotated[int, Meta(ge=1, le=2**40)]
     """Tokens, or answers, that are learned from: the weight of this micro-batch relative to others."""
     lengths: Annotated[tuple[Dim, ...], Meta(max_length=MAX_SEQUENCES)] = ()
@@ -155,12 +152,6 @@ class ForwardHop(Hop, frozen=True, kw_only=True, tag="forward"):
             position=position,
             tensor=self.tensor,
         )
-
-    def _first_position(self) -> int:
-        return 1
-
-    def _last_position(self) -> int:
-        return len(self.path)
 
     @property
     def source(self) -> int:

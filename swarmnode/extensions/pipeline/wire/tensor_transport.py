@@ -118,7 +118,9 @@ class TensorTransport:
         pending = self._answers[key] = asyncio.get_running_loop().create_future()
         outcome: Rejected | None = Rejected(Refusal.INTERRUPTED)
         try:
-            await self._take(incoming)
+            self._inbox.admit(peer_id, message)
+            async with incoming.payload() as payload:
+                await self._inbox.take(peer_id, message, payload)
             self._done.setdefault(peer_id, BoundedDict(MAX_REMEMBERED))[key[1]] = None
             outcome = None
         except Rejected as rejected:
@@ -128,8 +130,3 @@ class TensorTransport:
             del self._answers[key]
             pending.set_result(outcome)
         return Reply()
-
-    async def _take(self, incoming: Incoming[Message]) -> None:
-        self._inbox.admit(incoming.peer_id, incoming.message)
-        async with incoming.payload() as payload:
-            await self._inbox.take(incoming.peer_id, incoming.message, payload)
