@@ -21,7 +21,6 @@ from swarmnode.extensions.pipeline.wire.hop_messages import (
     BackwardHop,
     Finished,
     ForwardHop,
-    Hop,
     Lost,
     Message,
     Passed,
@@ -64,8 +63,10 @@ class ActiveAssignment:
             self.barrier.begin()
         if not 0 <= ahead <= 1:
             raise Rejected(Refusal.UNKNOWN_WORK, f"iteration {message.iteration}")
-        if isinstance(message, Hop):
-            self._check_hop(message)
+        if isinstance(message, ForwardHop | BackwardHop):
+            worker = self.context.worker
+            check_hop(message, assignment.plan, worker.model, max_tokens=worker.max_tokens)
+            self.part_for(message).admit(message)
         elif isinstance(message, Finished) and message.node not in assignment.data_nodes:
             raise Rejected(Refusal.WRONG_ROUTE, f"node {message.node} starts nothing")
 
@@ -98,13 +99,6 @@ class ActiveAssignment:
             case _:
                 raise Rejected(Refusal.UNKNOWN_WORK, "this is said to nobody here")
         self.context.lost.discard(node)
-
-    def _check_hop(self, message: Hop) -> None:
-        worker = self.context.worker
-        check_hop(message, self.context.assignment.plan, worker.model, max_tokens=worker.max_tokens)
-        if not isinstance(message, ForwardHop | BackwardHop):
-            raise Rejected(Refusal.UNKNOWN_WORK, f"a {type(message).__name__}")
-        self.part_for(message).admit(message)
 
 
 def _comes_home(message: ForwardHop | BackwardHop) -> bool:

@@ -27,7 +27,6 @@ from swarmnode.extensions.pipeline.feeds.objectives import LossInputs
 from swarmnode.extensions.pipeline.plans.recovery import predicted_s, repaired_path
 from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt, StageInput
 from swarmnode.extensions.pipeline.wire.hop_messages import (
-    MAX_ATTEMPTS,
     BackwardHop,
     Finished,
     ForwardHop,
@@ -41,6 +40,9 @@ from swarmnode.extensions.pipeline.wire.of_each import of_each
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 
 logger = logging.getLogger(__name__)
+
+TRIES = 8
+"""Number of attempts after which a micro-batch is given up."""
 
 ASK_TIMEOUT_S = 3.0
 """Time limit for a node to answer the question whether a micro-batch has passed it."""
@@ -161,7 +163,7 @@ class MicroBatchDriver:
         context, report, tried = self._context, self._report, set[int]()
         clock, planned = asyncio.get_running_loop().time, self._plan.paths[agent]
         pause_s = FULL_PAUSE_S
-        for attempt in range(min(context.settings.max_attempts, MAX_ATTEMPTS)):
+        for attempt in range(TRIES):
             began_s = clock()
             if began_s > self._began_s + context.budget_s:
                 break
@@ -185,8 +187,10 @@ class MicroBatchDriver:
             if failure.position == 0:
                 break  # Our own layers, or the loss, gave numbers that are not finite.
             if failure.trouble == "silent":
-                if failure.told_by is not None and await self._lives(hop, failure):
-                    self._apart.add(frozenset((failure.told_by, node)))
+                told_by = failure.told_by
+                # A node that another one reports as silent may still answer us.
+                if told_by is not None and await self._ask(hop, failure.position, homeward=False) != "silent":
+                    self._apart.add(frozenset((told_by, node)))
                 else:
                     report.lost.add(node)
                     context.has_lost(node, f"micro-batch {hop.micro_batch} did not get past it")
@@ -310,21 +314,15 @@ class MicroBatchDriver:
         in_flight.awaits = None
         hop = in_flight.hop
         positions = range(1, len(hop.path))
-        passed = await of_each(positions, lambda position: self._has_passed(hop, position, homeward))
-        order = list(passed.items())
+        troubles = await of_each(positions, lambda position: self._ask(hop, position, homeward))
+        order = list(troubles.items())
         if homeward:
             order.reverse()
-        guilty = next((position for position, has in order if not has), order[-1][0] if order else 0)
+        guilty = next((position for position, trouble in order if trouble), order[-1][0] if order else 0)
         return HopFailure(guilty, "silent" if guilty else "refused")
 
-    async def _has_passed(self, hop: ForwardHop, position: int, homeward: bool) -> bool:
-        return await self._ask(hop, position, homeward) is None
-
-    async def _lives(self, hop: ForwardHop, failure: HopFailure) -> bool:
-        """Return True if a node that another node reported as silent answers us."""
-        return await self._ask(hop, failure.position, homeward=False) != "silent"
-
     async def _ask(self, hop: ForwardHop, position: int, homeward: bool) -> Trouble | None:
+        """Ask a node if it has passed a micro-batch on. Returns None if it has."""
         question = Passed(
             plan=hop.plan, iteration=hop.iteration, attempt=hop.attempt, micro_batch=hop.micro_batch,
             position=position, homeward=homeward,

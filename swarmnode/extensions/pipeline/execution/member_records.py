@@ -35,8 +35,6 @@ class MemberSettings:
     """Factor on every time that the plan predicts."""
     grace_s: float = 5.0
     """Time added to the predicted time of a micro-batch before its path is repaired."""
-    max_attempts: int = 8
-    """Number of attempts after which a micro-batch is given up."""
     close_timeout_s: float = CLOSE_TIMEOUT_S
     """Limit of each exchange among the replicas at the end of an iteration."""
 

@@ -41,11 +41,7 @@ from swarmnode.extensions.pipeline.scheduling.simulator import simulate
 from swarmnode.extensions.pipeline.stages.stage_worker import StageWorker
 from swarmnode.extensions.pipeline.states.holdings import HeldState
 from swarmnode.extensions.pipeline.wire.codec import decode
-from swarmnode.extensions.pipeline.wire.hop_messages import (
-    Finished,
-    Hop,
-    Message,
-)
+from swarmnode.extensions.pipeline.wire.hop_messages import Finished, Hop, Message
 from swarmnode.extensions.pipeline.wire.member_streams import MemberStreams
 from swarmnode.extensions.pipeline.wire.plan_members import PlanMembers
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
@@ -128,12 +124,10 @@ class PipelineMember:
     @property
     def lost(self) -> frozenset[str]:
         """Peers of the plan that did not answer us and have not sent anything since."""
-        context = self._active.context if self._active is not None else None
-        return (
-            frozenset(context.assignment.peers[node] for node in context.lost)
-            if context is not None
-            else frozenset()
-        )
+        if self._active is None:
+            return frozenset()
+        context = self._active.context
+        return frozenset(context.assignment.peers[node] for node in context.lost)
 
     def lose(self, peer_id: str, why: str) -> None:
         """Stop sending to a peer that is gone (membership.py) in this iteration. Micro-batches that were to

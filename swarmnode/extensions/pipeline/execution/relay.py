@@ -25,6 +25,7 @@ from torch import Tensor
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.execution.message_sender import send, send_hop
 from swarmnode.extensions.pipeline.execution.stage_context import StageContext, attempt_of
+from swarmnode.extensions.pipeline.scheduling.simulator import Kind
 from swarmnode.extensions.pipeline.stages.micro_batches import MicroBatchAttempt, StageInput
 from swarmnode.extensions.pipeline.wire.hop_messages import (
     BackwardHop,
@@ -219,7 +220,7 @@ class Relay:
             relayed.task.cancel()
 
     async def _onward(self, relayed: RelayedMicroBatch, values: Tensor) -> None:
-        context, hop, agent = self._context, relayed.hop, relayed.hop.agent
+        context, hop = self._context, relayed.hop
 
         def forward() -> Tensor:
             device = context.worker.model.device
@@ -227,11 +228,9 @@ class Relay:
             return context.worker.forward(StageInput(relayed.attempt, values, hop.tokens, layout))
 
         try:
-            output_BTD = await context.queue.perform("forward", agent, forward)
+            output_BTD = await context.queue.perform("forward", hop.agent, forward)
         except Exception as error:  # noqa: BLE001  a peer's numbers must not end the member
-            _log_failure("forward", relayed.attempt, error)
-            self._leave(agent, relayed)
-            await self._tell(hop, hop.position, "refused")
+            await self._give_up(relayed, "forward", error)
             return
         relayed.phase = RelayPhase.GOING
         onward = msgspec.structs.replace(hop, position=hop.position + 1)
@@ -249,9 +248,7 @@ class Relay:
             )
             assert answer_BTD is not None  # Only token ids have no gradient, and no other member sends us ids
         except Exception as error:  # noqa: BLE001  a peer's numbers must not end the member
-            _log_failure("backward", attempt, error)
-            self._leave(attempt.agent, relayed)
-            await self._tell(hop, hop.position, "refused")
+            await self._give_up(relayed, "backward", error)
             return
         trouble = await send_hop(context, hop.backward(hop.position - 1), answer_BTD)
         if trouble is None:
@@ -259,7 +256,7 @@ class Relay:
             context.queue.post(context.worker.commit, attempt)
         elif trouble != "silent":
             context.queue.post(context.worker.discard, attempt)
-        self._leave(attempt.agent, relayed)
+        self._leave(relayed)
         if trouble is not None:
             await self._tell(hop, hop.position - 1, trouble)
 
@@ -276,9 +273,20 @@ class Relay:
                 if self.slots.give_back(agent, passed=True):
                     self._context.queue.post(self._context.worker.release, agent)
 
-    def _leave(self, agent: int, relayed: RelayedMicroBatch) -> None:
+    async def _give_up(self, relayed: RelayedMicroBatch, kind: Kind, error: Exception) -> None:
+        """Drop a micro-batch whose pass failed here. A refusal is logged as information, any other exception,
+        which is a fault of ours or of the machine, as an error."""
+        if isinstance(error, Rejected):
+            logger.info("%s has no %s pass here: %s", relayed.attempt, kind, error)
+        else:
+            logger.error("the %s pass of %s failed", kind, relayed.attempt, exc_info=error)
+        self._leave(relayed)
+        await self._tell(relayed.hop, relayed.hop.position, "refused")
+
+    def _leave(self, relayed: RelayedMicroBatch) -> None:
         """Free the slot of a micro-batch if its agent sends no more in it and has not sent another
         meanwhile."""
+        agent = relayed.hop.agent
         if self._relayed.get(agent) is not relayed or agent in self._early:
             return
         is_last = relayed.attempt.wave == self._context.assignment.plan.instance.waves - 1
@@ -299,12 +307,3 @@ class Relay:
         )  # fmt: skip
         if await send(context, data_node, message) == "silent":
             context.has_lost(data_node, "did not take the news of a lost member")
-
-
-def _log_failure(kind: str, attempt: MicroBatchAttempt, error: Exception) -> None:
-    """Log a refusal as information. Log any other exception, which is a fault of ours or of the machine, as
-    an error."""
-    if isinstance(error, Rejected):
-        logger.info("%s has no %s pass here: %s", attempt, kind, error)
-    else:
-        logger.error("the %s pass of %s failed", kind, attempt, exc_info=error)

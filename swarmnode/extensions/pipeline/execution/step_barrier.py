@@ -128,24 +128,17 @@ class StepBarrier:
         while True:
             await asyncio.sleep(min(context.settings.hop_timeout_s, self.limit_s / 2))
             for node in sorted(context.assignment.data_nodes - self._heard.keys() - context.lost):
-                if node == context.own:
-                    self._renew(limit, latest_s)
-                    continue
                 question = Passed(
                     plan=context.assignment.digest,
                     iteration=context.iteration,
                     micro_batch=0,
                     homeward=False,
                 )
-                trouble = await send(context, node, question)
-                if trouble is None:
-                    self._renew(limit, latest_s)
+                trouble = None if node == context.own else await send(context, node, question)
+                if trouble is None and not limit.expired():
+                    limit.reschedule(min(asyncio.get_running_loop().time() + self.limit_s, latest_s))
                 elif trouble == "silent" and self._heard:
                     context.has_lost(node, "does not answer at the end of an iteration")
-
-    def _renew(self, limit: asyncio.Timeout, latest_s: float) -> None:
-        if not limit.expired():
-            limit.reschedule(min(asyncio.get_running_loop().time() + self.limit_s, latest_s))
 
     @property
     def _heard(self) -> dict[int, Finished]:
