@@ -24,6 +24,7 @@ from torch import Tensor
 
 from swarmnode.errors import Rejected
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
+from swarmnode.extensions.pipeline.stages.tensor_checks import check_finite
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.rollout.decode.prompts.pass_batches import alike
 
@@ -157,18 +158,16 @@ class StageCaches:
         hidden_ND = hidden_ND.to(self.model.device, self.model.settings.dtype)
         out_ND = torch.empty_like(hidden_ND)
         session = self._prepared(key, segments)
-        for batch in _batches(segments):
+        for batch, _ in _widths(segments):
             self._run_batch(session, segments, batch, hidden_ND, out_ND)
-        if not bool(torch.isfinite(out_ND).all()):
-            raise Rejected(Refusal.NOT_FINITE, "what the own layers made of it")
+        check_finite(out_ND, "what the own layers made of it")
         return out_ND
 
     def _check(self, segments: Segments, hidden_ND: Tensor) -> None:
         wanted = (segments.tokens, self.model.hidden_size)
         if tuple(hidden_ND.shape) != wanted or not hidden_ND.is_floating_point():
             raise Rejected(Refusal.WRONG_SHAPE, f"{hidden_ND.dtype} {list(hidden_ND.shape)}, not {wanted}")
-        if not bool(torch.isfinite(hidden_ND).all()):
-            raise Rejected(Refusal.NOT_FINITE, "what came in")
+        check_finite(hidden_ND, "what came in")
 
     # Sessions
 
@@ -290,10 +289,6 @@ class _Columns:
         return rows[:, :, : self._seen]
 
 
-def _batches(segments: Segments) -> Iterator[list[int]]:
-    return (batch for batch, _ in _widths(segments))
-
-
 def _widths(segments: Segments) -> Iterator[tuple[list[int], int]]:
     """Yield rows that are computed together, with the token count of the longest: first single tokens, then
     prompts."""
@@ -309,9 +304,7 @@ def _widths(segments: Segments) -> Iterator[tuple[list[int], int]]:
 def _grid(segments: Segments, batch: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the indices of a batch's tokens in the end-to-end order, and their positions, both [B, T].
     Padding repeats the last token of a row, at positions after it."""
-    begins = [0]
-    for count in segments.counts:
-        begins.append(begins[-1] + count)
+    begins = list(accumulate(segments.counts, initial=0))
     width = max(segments.counts[row] for row in batch)
     offsets_T = torch.arange(width, device=device)
     table = [(begins[row], segments.starts[row], segments.counts[row] - 1) for row in batch]

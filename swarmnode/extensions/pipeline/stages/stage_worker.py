@@ -33,7 +33,7 @@ from swarmnode.extensions.pipeline.stages.packed_state import (
     matching_tensors,
 )
 from swarmnode.extensions.pipeline.stages.stage_model import StageModel
-from swarmnode.extensions.pipeline.stages.tensor_checks import TensorChecks
+from swarmnode.extensions.pipeline.stages.tensor_checks import check_finite, within_memory
 from swarmnode.extensions.pipeline.states.holdings import HeldState
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.training.checkpoints.checkpoint import optimizer_tensors
@@ -82,7 +82,6 @@ class StageWorker:
         self.version = iteration
         """Optimizer steps in the weights: less than `iteration` while the gradients of a step are
         averaged."""
-        self._checks = TensorChecks(model)
         self.max_tokens = max_tokens
         self._slots = slots
         self._activations = activations
@@ -113,14 +112,14 @@ class StageWorker:
             )
         if attempt.agent not in self._work and len(self._work) >= self._slots:
             raise Rejected(Refusal.NO_SLOT, f"{self._slots} of {self._slots} are taken")
-        item, former = self._checks.input(item), self._work.get(attempt.agent)
+        item, former = self._checked(item), self._work.get(attempt.agent)
         if former is not None and is_same_input(former.item, item):
             # Use the former input, where the graph of its output begins.
             item, output_BTD = replace(former.item, attempt=attempt), former.output_BTD
         else:
-            with self._checks.within_memory(), torch.set_grad_enabled(self._activations == "kept"):
+            with within_memory(), torch.set_grad_enabled(self._activations == "kept"):
                 output_BTD = self._run(item)
-            self._checks.finite(output_BTD, "what the own layers made of it")
+            check_finite(output_BTD, "what the own layers made of it")
         self._work[attempt.agent] = _Work(item, output_BTD)
         return output_BTD.detach()
 
@@ -132,11 +131,11 @@ class StageWorker:
         dropping the micro-batch: not_finite (our own gradients), no_memory.
         """
         work = self._found(attempt)
-        gradient_BTD = self._checks.checked(gradient_BTD, "a gradient that came in")
+        gradient_BTD = self._own(gradient_BTD, "a gradient that came in")
         output_BTD = work.output_BTD
         inputs = [work.item.values] if work.item.values.requires_grad else []
         try:
-            with self._checks.within_memory(), torch.enable_grad():
+            with within_memory(), torch.enable_grad():
                 if not output_BTD.requires_grad:
                     # Nothing was kept, or an earlier attempt has used up the graph.
                     output_BTD = self._run(work.item)
@@ -169,9 +168,9 @@ class StageWorker:
         after dropping the micro-batch: not_finite (the gradient of the loss), no_memory.
         """
         self._found(attempt)
-        hidden_BTD = self._checks.checked(hidden_BTD, "what came back").requires_grad_()
+        hidden_BTD = self._own(hidden_BTD, "what came back").requires_grad_()
         try:
-            with self._checks.within_memory(), torch.enable_grad():
+            with within_memory(), torch.enable_grad():
                 loss = objective(hidden_BTD).loss
                 own, answers = self._gradients(loss, None, [hidden_BTD], attempt, "head")
         except Rejected:
@@ -207,7 +206,7 @@ class StageWorker:
                 raise Rejected(Refusal.WRONG_SHAPE, f"{name} is not trained here")
             if gradient.shape != self._parameters[name].shape:
                 raise Rejected(Refusal.WRONG_SHAPE, f"{list(gradient.shape)} for {name}")
-            self._checks.finite(gradient, name)
+            check_finite(gradient, name)
         for name, parameter in self._parameters.items():
             # Use the parameter's own layout: the gradient of a LoRA B comes transposed, and fused Adam reads
             # memory in order.
@@ -250,6 +249,23 @@ class StageWorker:
             groups = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": moments, "param_groups": groups})
 
+    def _checked(self, item: StageInput) -> StageInput:
+        """Return the input on the stage's device and in its dtype. Raises Rejected: not_finite, and
+        wrong_shape for token ids outside the model's vocabulary."""
+        ids, vocabulary = item.values, self.model.vocabulary
+        if not ids.is_floating_point():
+            if not 0 <= int(ids.min()) <= int(ids.max()) < vocabulary:
+                raise Rejected(Refusal.WRONG_SHAPE, f"a token id beyond the vocabulary of {vocabulary}")
+            return replace(item, values=ids.to(self.model.device))
+        return replace(item, values=self._own(item.values, "what came in").requires_grad_())
+
+    def _own(self, values: Tensor, what: str) -> Tensor:
+        """Return the values without a graph, on the stage's device and in its dtype. Raises Rejected:
+        not_finite."""
+        own = values.detach().to(self.model.device, self.model.settings.dtype)
+        check_finite(own, what)
+        return own
+
     def _run(self, item: StageInput) -> Tensor:
         starts = not item.values.is_floating_point()
         hidden_BTD = self.model.embed(item.values) if starts else item.values
@@ -278,7 +294,7 @@ class StageWorker:
         found = torch.autograd.grad(output, wanted, gradient, allow_unused=True)
         # One check of the largest number covers all gradients: a check of each would cost 15 % of a pass.
         largest = get_total_norm([x for x in found if x is not None], norm_type=math.inf)
-        self._checks.finite(largest, f"a gradient of the own {part}")
+        check_finite(largest, f"a gradient of the own {part}")
         own = zip(named, found[len(inputs) :], strict=True)
         answers = zip(inputs, found, strict=False)
         return (

@@ -7,7 +7,7 @@ stage_worker.py -> [encode] -> member_streams.py -> incoming_streams.py -> [deco
 | none  | those of its dtype | none |
 | fp16  | 2 | abs(x) / 2048, at least 2^-25; beyond 65504 it is clamped to that |
 
-A tensor arrives in the dtype in which it was sent; a stage computes in its own dtype (tensor_checks.py). A
+A tensor arrives in the dtype in which it was sent; a stage computes in its own dtype (stage_worker.py). A
 number takes two bytes on the wire: float32 is sent as fp16, and shorter types unchanged (`codec_for`).
 Tensors with NaN or infinity are refused at both ends: at the sender they are a fault to stop at instead of
 sending on. Numbers are little-endian, as on every machine that torch runs on.
