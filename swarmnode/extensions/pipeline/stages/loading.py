@@ -49,9 +49,7 @@ class WeightFolder:
         """
         by_file: defaultdict[str, list[str]] = defaultdict(list)
         for name in names:
-            if name not in self.file_of:
-                raise ModelError(f"{self.folder} holds no {name}", hint="the folder is incomplete")
-            by_file[self.file_of[name]].append(name)
+            by_file[self._file_with(name)].append(name)
         found: dict[str, Tensor] = {}
         for file_name, wanted in by_file.items():
             with _opened(self.folder / file_name) as file:
@@ -64,12 +62,15 @@ class WeightFolder:
 
         Raises ModelError if the folder does not have the tensor.
         """
-        if name not in self.file_of:
-            raise ModelError(f"{self.folder} holds no {name}", hint="the folder is incomplete")
-        with _opened(self.folder / self.file_of[name]) as file:
+        with _opened(self.folder / self._file_with(name)) as file:
             part = file.get_slice(name)
             row = math.prod(part.get_shape()[1:])
             return part[: -(-count // max(row, 1))].clone().flatten()
+
+    def _file_with(self, name: str) -> str:
+        if name not in self.file_of:
+            raise ModelError(f"{self.folder} holds no {name}", hint="the folder is incomplete")
+        return self.file_of[name]
 
 
 def _opened(path: Path) -> Any:
