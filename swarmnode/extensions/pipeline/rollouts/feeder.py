@@ -78,7 +78,6 @@ class _Trouble:
 
 @dataclass(frozen=True, slots=True)
 class _Load:
-    path: StagePath
     feed: ChainFeed
     rows: tuple[int, ...]
 
@@ -164,15 +163,13 @@ class Feeder:
         while waiting := self._sequences.keys() - found.keys():
             loads = self._loads(waiting, version, trouble)
             results = self._chain.run([load.feed for load in loads])
-            failed: list[tuple[_Load, Stopped]] = []
+            failed: list[tuple[Route, Stopped]] = []
             unhelpful: Stopped | None = None
             for load, result in zip(loads, results, strict=True):
                 if not isinstance(result, Stopped):
                     found |= self._fed(load, result)
-                elif result.why in (StopReason.LOST, StopReason.FORGOTTEN) or self._is_of_no_use(
-                    result, load.feed.route
-                ):
-                    failed.append((load, result))
+                elif self._can_work_around(result, load.feed.route):
+                    failed.append((load.feed.route, result))
                 else:
                     unhelpful = result
             self._restart_failed(failed, trouble)
@@ -241,10 +238,13 @@ class Feeder:
         )
         ids = tuple(token for _, _, brought in chosen for token in brought)
         feed = ChainFeed(session.route, session.number, ids, segments, version)
-        return _Load(path, feed, tuple(row for row, _, _ in chosen))
+        return _Load(feed, tuple(row for row, _, _ in chosen))
 
-    def _is_of_no_use(self, stopped: Stopped, route: Route) -> bool:
-        """Return True if another node stays at another policy, or has no room for our only sequence."""
+    def _can_work_around(self, stopped: Stopped, route: Route) -> bool:
+        """Return True if a node is lost or has forgotten the feed, or if another node than ours stays at
+        another policy or has no room for our only sequence."""
+        if stopped.why in (StopReason.LOST, StopReason.FORGOTTEN):
+            return True
         if stopped.node not in route.nodes[1:]:
             return False
         if stopped.why is StopReason.NO_MEMORY:
@@ -279,7 +279,7 @@ class Feeder:
                 found[row] = hidden_ND[place]
         return found
 
-    def _restart_failed(self, failed: Sequence[tuple[_Load, Stopped]], trouble: _Trouble) -> None:
+    def _restart_failed(self, failed: Sequence[tuple[Route, Stopped]], trouble: _Trouble) -> None:
         """Close the sessions of failed feeds, so that everything is sent again, along other routes if
         necessary. Raises EngineError if this happens too often without any node to exclude."""
         if not failed:
@@ -287,7 +287,7 @@ class Feeder:
         trouble.rounds += 1
         if self._one_less_to_ask(failed, hurry=trouble.rounds > MAX_FAILURES // 2):
             trouble.rounds = 0
-        for load, stopped in failed:
+        for route, stopped in failed:
             if trouble.rounds > MAX_FAILURES:
                 raise EngineError(
                     f"messages through the pipeline failed {trouble.rounds} times, last: {stopped.why}, "
@@ -296,14 +296,13 @@ class Feeder:
                 )
             where = "" if stopped.node is None else f"node {stopped.node} "
             trouble.causes[f"{where}{stopped.why} ({stopped.detail})"] = None
-            self._forget(load.path, trouble)
+            self._forget(route.stages, trouble)
 
-    def _one_less_to_ask(self, failed: Sequence[tuple[_Load, Stopped]], *, hurry: bool) -> bool:
+    def _one_less_to_ask(self, failed: Sequence[tuple[Route, Stopped]], *, hurry: bool) -> bool:
         """Avoid nodes that are lost, of no use now, or have forgotten too often (with `hurry`: at all). If no
         node was named, avoid all that were on the way. Returns True if any node is avoided."""
         lost, useless, forgot = set[PlanNode](), set[PlanNode](), set[PlanNode]()
-        for load, stopped in failed:
-            route = load.feed.route
+        for route, stopped in failed:
             blamed = {(route.plan, node) for node in route.nodes[1:] if stopped.node in (None, node)}
             if stopped.why is StopReason.LOST and stopped.node is not None:
                 self._chain.report_lost(route, stopped.node, stopped.detail)
@@ -314,7 +313,7 @@ class Feeder:
                 forgot |= blamed
         self._forgot.update(forgot)
         useless |= {key for key in forgot if hurry or self._forgot[key] > PATIENCE}
-        plans = {load.feed.route.plan for load, _ in failed}
+        plans = {route.plan for route, _ in failed}
         self._strikes = Counter({key: count for key, count in self._strikes.items() if key[0] in plans})
         self._strikes.update(useless)
         self._around |= {key: min(2 ** self._strikes[key], MOST_POLICIES) for key in useless}
