@@ -29,7 +29,7 @@ from swarmnode.extensions.pipeline.plans.layer_cuts import (
     feasible,
     memory_only_limit,
 )
-from swarmnode.extensions.pipeline.plans.member_costs import MemberCosts
+from swarmnode.extensions.pipeline.plans.member_costs import MAX_LAYERS, MemberCosts
 from swarmnode.extensions.pipeline.plans.plan_settings import PlanSettings
 
 PICO = 10**12
@@ -39,10 +39,9 @@ MAX_SPEED = 1e6
 """Highest speed that counts, relative to the reference device."""
 SKIP_TOLERANCE = 0.05
 """Numbers of stages whose skipped share is within this distance of the wanted one are preferred."""
-MAX_LAYERS = 512
 MAX_MEMBERS = 1024
-"""Far above any swarm that shares one model. Both bounds limit the work that hostile announcements can
-cause."""
+"""Far above any swarm that shares one model: limits the work that hostile announcements can cause, as
+MAX_LAYERS does."""
 
 
 @dataclass(frozen=True, slots=True)

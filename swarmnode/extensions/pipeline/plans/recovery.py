@@ -62,10 +62,7 @@ def repaired_path(
 def _taken(plan: Plan, load: Mapping[int, int]) -> Counter[int]:
     """Return the taken slots of each node: those reserved for the plan's agents, or more if more are in
     use."""
-    taken = Counter(node for path in plan.paths for node in path)
-    for node, visits in load.items():
-        taken[node] = max(taken[node], visits)
-    return taken
+    return Counter(node for path in plan.paths for node in path) | Counter(load)
 
 
 def _nearest(instance: Instance, before: int, after: int, nodes: Sequence[int]) -> int:

@@ -56,8 +56,8 @@ def _timing(whole: WholeModel, settings: StageSettings, layers: int, tokens: int
     model = whole.stage(StagePart(0, layers), settings)
     parameters = list(model.trainable().values())
 
-    def forward(count: int) -> tuple[Tensor, Tensor]:
-        hidden_BTD = torch.randn(1, count, model.hidden_size, dtype=settings.dtype, device=settings.device)
+    def forward() -> tuple[Tensor, Tensor]:
+        hidden_BTD = torch.randn(1, tokens, model.hidden_size, dtype=settings.dtype, device=settings.device)
         hidden_BTD.requires_grad_()
         output_BTD = model.forward(hidden_BTD)
         _wait(model.device)
@@ -69,7 +69,7 @@ def _timing(whole: WholeModel, settings: StageSettings, layers: int, tokens: int
         torch.autograd.grad(output_BTD, [hidden_BTD, *parameters], ones_BTD, allow_unused=True)
         _wait(model.device)
 
-    return time_stage(layers, lambda: forward(tokens), backward, tokens)
+    return time_stage(layers, forward, backward, tokens)
 
 
 def time_stage(

@@ -112,7 +112,7 @@ def _difference(whole: Any, packs: bool) -> float:
         for part in parts
     ]
     ids_1T = (torch.arange(sum(PROBE_LENGTHS)) * 7 + 1)[None] % whole.config.vocab_size
-    layouts = [None, packed_layout(PROBE_LENGTHS, ids_1T.device)] if stages[0].packs else [None]
+    layouts = [None, packed_layout(PROBE_LENGTHS, ids_1T.device)] if packs else [None]
     return max(_relative_difference(whole, stages, ids_1T, layout) for layout in layouts)
 
 
