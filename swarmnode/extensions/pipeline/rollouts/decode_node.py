@@ -116,7 +116,8 @@ class DecodeNode:
             streams, codec, self._in_flight,
             plan=lambda: self.plan, suspect=lambda peer_id, why: self.on_silent(peer_id, why),
         )  # fmt: skip
-        self._settled = asyncio.Event()
+        self.settled = asyncio.Event()
+        """Set while our own stage is not being changed."""
         self._routes = BoundedDict[tuple[str, int], tuple[str, tuple[int, ...]]](MAX_REMEMBERED)
         self._passed_on = BoundedDict[tuple[str, int], None](MAX_REMEMBERED)
         """Owner and number of the steps passed on last. Computed again, they would undo later ones."""
@@ -137,13 +138,13 @@ class DecodeNode:
         """Replace our own stage, for the plan that is adopted next. Sessions of the former stage are
         forgotten, and we stop waiting for steps under way."""
         self.caches, self.plan = caches, None
-        self._settled.clear()
+        self.settled.clear()
         self._routes.clear()
         self._in_flight.replanned("our own stage changes")
 
     def adopt(self, members: PlanMembers | None) -> None:
         """Accept steps of this plan from now on. None: the plan has no stage for us."""
-        self._settled.set()
+        self.settled.set()
         if members is None:
             return
         if members.plan != self.plan:
@@ -159,10 +160,6 @@ class DecodeNode:
         """The plan that was adopted last. There is one wherever rollouts are made."""
         assert self._members is not None, "rollouts are made under a plan"
         return self._members
-
-    async def settled(self) -> None:
-        """Wait until our own stage is not being changed."""
-        await self._settled.wait()
 
     async def compute(
         self,

@@ -127,7 +127,7 @@ class RemoteChain:
         """Wait while our own stage changes. Raises EngineError if we do not sample under the new plan."""
         try:
             async with asyncio.timeout(SETTLE_TIMEOUT_S):
-                await self._node.settled()
+                await self._node.settled.wait()
         except TimeoutError as error:
             raise EngineError(
                 f"our own stage was not there within {SETTLE_TIMEOUT_S:g} s",

@@ -198,7 +198,7 @@ async def test_a_change_of_place_ends_the_steps_of_generation_that_are_under_way
         stopped = await going
         assert isinstance(stopped, Stopped) and stopped.why is StopReason.OTHER_PLAN
         assert second.decode.plan is None
-        await second.decode.settled()
+        await second.decode.settled.wait()
 
 
 def sends_astray(one: One) -> None:
