@@ -12,6 +12,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from swarmnode.errors import Rejected
+from swarmnode.extensions.pipeline.wire.frames import encode
 from swarmnode.extensions.pipeline.wire.hop_messages import ForwardHop
 from swarmnode.extensions.pipeline.wire.refusals import Refusal
 from swarmnode.identity.node_key import NodeKey
@@ -19,8 +20,6 @@ from swarmnode.identity.peer_id import public_key_from_peer_id
 
 CONTEXT = b"swarmnode/1/pipeline-attempt\0"
 """A signature for one purpose proves nothing in another (identity/key_file.py)."""
-
-_encoder = msgspec.msgpack.Encoder()
 
 
 def signed(message: ForwardHop, key: NodeKey) -> ForwardHop:
@@ -50,4 +49,4 @@ def _signed_bytes(message: ForwardHop) -> bytes:
         message.lengths,
         message.prompts,
     )
-    return CONTEXT + _encoder.encode(fixed)
+    return CONTEXT + encode(fixed)
