@@ -49,12 +49,11 @@ class PipelineEngine(OnePolicyEngine):
         choose_path: ChoosePath,
         max_running: int = 64,
         max_length: int = 2048,
-        version: int = 0,
         newest: Callable[[], int] | None = None,
     ) -> None:
-        """`version`: policy version that the stages have now. `newest`: returns the version of our own stage
-        and is called before every step. Use it if the version may change without `set_policy`; running
-        requests then continue under the new version, as with "keep". Raises ConfigError."""
+        """`newest`: returns the version of our own stage, which must be 0 without it, and is called before
+        every step. Use it if the version may change without `set_policy`; running requests then continue
+        under the new version, as with "keep". Raises ConfigError."""
         if max_length > chain.max_feed_tokens:
             raise ConfigError(
                 f"sequences of {max_length} tokens, one message through this pipeline has at most "
@@ -69,6 +68,7 @@ class PipelineEngine(OnePolicyEngine):
             max_length=max_length,
             exact_resume=True,
         )
+        version = 0 if newest is None else newest()
         first = DecodePolicy(version, [], is_base=version == 0)
         super().__init__(capabilities, eos_token_ids, chain.vocabulary, first, chain.device)
         self._chain = chain

@@ -132,7 +132,6 @@ class RolloutRole:
             choose_path=self._choose_path,
             max_running=config.rollout.slots,
             max_length=longest_sequence(config, whole.name, whole.max_positions),
-            version=data_node.iteration,
             newest=lambda: data_node.iteration,
         )
         return PipelineLearner(
