@@ -117,13 +117,13 @@ def predicted_s(plan: Plan) -> tuple[tuple[float, ...], ...]:
     >>> predicted_s(Plan(two, paths=((0, 1),)))
     ((9.25,),)
     """
-    waves = plan.instance.waves
-    starts = [[float("inf")] * waves for _ in plan.paths]
-    ends = [[0.0] * waves for _ in plan.paths]
+    starts: dict[tuple[int, int], float] = {}
+    ends: dict[tuple[int, int], float] = {}
     for task in simulate(plan).tasks:
-        starts[task.agent][task.wave] = min(starts[task.agent][task.wave], task.start_s)
-        ends[task.agent][task.wave] = max(ends[task.agent][task.wave], task.end_s)
+        # Tasks are in order of start, and those of a micro-batch follow each other.
+        starts.setdefault((task.agent, task.wave), task.start_s)
+        ends[task.agent, task.wave] = task.end_s
+    waves = range(plan.instance.waves)
     return tuple(
-        tuple(end - start for start, end in zip(first, last, strict=True))
-        for first, last in zip(starts, ends, strict=True)
+        tuple(ends[agent, wave] - starts[agent, wave] for wave in waves) for agent in range(len(plan.paths))
     )
