@@ -23,7 +23,7 @@ from swarmnode.identity.node_key import NodeKey
 from swarmnode.machine.storage import Paths, resolve_paths
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.node.building.assemble import exchange_settings
-from swarmnode.node.building.local_policy import LocalPolicy, load_policy
+from swarmnode.node.building.local_policy import LocalPolicy, checkpoint_store, load_policy
 from swarmnode.node.building.machine_memory import longest_sequence
 from swarmnode.node.catching_up import CatchingUp, library_round
 from swarmnode.node.learner import Overlap
@@ -127,7 +127,7 @@ class SwarmNode:
             self.local.engine,
             self.local.renderer,
             tasks,
-            self.local.store,
+            checkpoint_store(config, str(model), paths, self.local.base),
             author=self.key.peer_id,
             seed=seed,
             overlap=ALONE,
