@@ -291,17 +291,24 @@ async def test_a_frozen_member_is_found_and_its_stage_left_out(caplog: pytest.Lo
     """It takes messages and never does anything with them."""
     caplog.set_level(logging.INFO)
     asked = requests(prompts(4))
-    async with swarm(step_timeout_s=0.7) as pipeline:
-        engine = pipeline.engine
+    async with swarm() as pipeline:
+        engine, data_node, frozen = pipeline.engine, pipeline.members[0].node, pipeline.members[1]
         engine.submit(asked)
         for _ in range(4):
             await asyncio.to_thread(engine.step)
-        frozen = pipeline.members[1]
+        send_around = data_node.send_around
 
         async def never(fn: Callable[[], Any]) -> Any:
             await asyncio.Event().wait()
 
+        async def waits_long_only_for_the_others(
+            feed: ChainFeed, hidden_ND: torch.Tensor, *, timeout_s: float
+        ) -> torch.Tensor | Stopped:
+            timeout_s = 1.0 if 1 in feed.route.nodes else timeout_s
+            return await send_around(feed, hidden_ND, timeout_s=timeout_s)
+
         frozen.node.run_in_stage_thread = never
+        data_node.send_around = waits_long_only_for_the_others
         found = await asyncio.to_thread(run, engine)
         assert [peer for peer, _ in pipeline.lost] == [frozen.host.peer_id]
         assert resumed(caplog)[1] == len(asked)
