@@ -42,6 +42,7 @@ from tests.unit.extensions.pipeline.rollouts.test_pipeline_engine import (
     resumed,
     run,
     swarm,
+    wait_shortly_for,
 )
 from tests.unit.extensions.pipeline.stages.test_stage_model import stages_of
 
@@ -358,7 +359,8 @@ async def test_a_version_that_changes_under_a_step_is_gone_on_with() -> None:
 
 async def test_a_member_that_ends_every_stream_is_lost_in_the_end() -> None:
     asked = requests(prompts(3))
-    async with swarm((0, 1, 2), step_timeout_s=0.7) as pipeline:
+    async with swarm((0, 1, 2)) as pipeline:
+        wait_shortly_for(1, pipeline)
         times = 0
 
         async def refuse(stream: Any) -> None:
