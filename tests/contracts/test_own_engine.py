@@ -10,6 +10,7 @@ import swarmnode as sn
 from swarmnode.engine_record import EngineOptions, EngineRecord, record_of
 from swarmnode.errors import ConfigError, EngineError, ModelError
 from swarmnode.machine.storage import resolve_paths
+from swarmnode.node.building import local_policy
 from swarmnode.node.building.loaded_memory import choose_budget
 from swarmnode.node.building.local_policy import load_policy
 from swarmnode.node.building.machine_memory import plan_for
@@ -90,6 +91,21 @@ def test_a_script_closes_every_engine_that_it_opens(quick_model: Path, tmp_path:
     loaded.close()
     loaded.close()
     assert MADE[-1].closed
+
+
+def test_a_load_that_fails_closes_the_engine_that_it_opened(
+    quick_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: object) -> None:
+        raise ModelError("no room for an adapter")
+
+    MADE.clear()
+    monkeypatch.setattr(local_policy, "Policy", no_room)
+    config = settings(f"rollout.engine={__name__}:REMEMBERED")
+    with pytest.raises(ModelError, match="no room"):
+        load_policy(config, str(quick_model), resolve_paths(tmp_path), lambda *_: None)
+    (engine,) = MADE
+    assert engine.closed
 
 
 class Counts(PolicyLearner):
