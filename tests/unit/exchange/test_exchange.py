@@ -13,6 +13,8 @@ from swarmnode.errors import ConfigError, IdentityError
 from swarmnode.exchange.exchange import Exchange
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.gossip.publisher import Publisher
+from swarmnode.exchange.library.shelf import Shelf
+from swarmnode.exchange.limits import MAX_COMPLETION_CHARS
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.network.memory_network import MemoryHost, MemoryNetwork
 from swarmnode.tasks.kinds.script_objects import as_task
@@ -23,7 +25,7 @@ from tests.unit.exchange.conftest import Node, until
 
 @pytest.fixture
 def make_exchange(task, encoder, prompt_encoder, clock) -> Callable[..., Exchange]:
-    def make(host: MemoryHost, key: NodeKey, *, tasks=None, **settings: object) -> Exchange:
+    def make(host: MemoryHost, key: NodeKey, *, tasks=None, shelf=None, **settings: object) -> Exchange:
         return Exchange(
             host,
             key,
@@ -35,6 +37,7 @@ def make_exchange(task, encoder, prompt_encoder, clock) -> Callable[..., Exchang
             model_size=1000,
             clock=clock,
             rng=random.Random(key.seed),
+            shelf=shelf,
         )
 
     return make
@@ -537,3 +540,61 @@ async def test_of_right_answers_that_stay_at_home_nobody_can_have_a_body(start, 
         for node, bodies in ((alice, 0), (open_handed, 1)):
             await node.exchange.publish([groups_of(node.key.peer_id, right=4, wrong=0)])
             assert len(node.exchange._bodies.own) == bodies
+
+
+async def test_right_answers_to_a_task_that_stays_at_home_stay_there_too(start, groups_of, task):
+    at_home, private, shared = Shelf(), Shelf(), Shelf()
+    async with (
+        start(MemoryNetwork(), 1, shelf=at_home, tasks={task.name: AtHome(task)}) as careful,
+        start(MemoryNetwork(), 1, shelf=private, private=True) as alone,
+        start(MemoryNetwork(), 1, shelf=shared) as open_handed,
+    ):
+        for node in (careful, alone, open_handed):
+            await node.exchange.publish([groups_of(node.key.peer_id, right=4, wrong=0)])
+            assert node.exchange.stats().unpublished == {"zero_advantage": 1}
+        assert [len(node.exchange._bodies.own) for node in (careful, alone, open_handed)] == [0, 0, 1]
+        assert [shelf.size_bytes > 0 for shelf in (at_home, private, shared)] == [False, False, True]
+
+
+async def test_groups_to_a_task_that_stays_at_home_are_in_no_library(start, own_groups, task):
+    at_home, private, shared = Shelf(), Shelf(), Shelf()
+    async with (
+        start(MemoryNetwork(), 1, shelf=at_home, tasks={task.name: AtHome(task)}) as careful,
+        start(MemoryNetwork(), 1, shelf=private, private=True) as alone,
+        start(MemoryNetwork(), 1, shelf=shared) as open_handed,
+    ):
+        for node in (careful, alone, open_handed):
+            await node.exchange.publish(own_groups(node, 1))
+        assert careful.exchange.stats().unpublished == {"not_exchanged": 1}
+        assert alone.exchange.stats().unpublished == {"private": 1}
+        assert [shelf.size_bytes > 0 for shelf in (at_home, private, shared)] == [False, False, True]
+
+
+async def test_of_answers_that_are_all_wrong_or_unscored_nothing_is_kept(start, groups_of):
+    shelf = Shelf()
+    async with start(MemoryNetwork(), 1, shelf=shelf) as node:
+        wrong = groups_of(node.key.peer_id, right=0, wrong=4)
+        unscored = replace(wrong, scores=tuple({"correct": None} for _ in wrong.scores))
+        await node.exchange.publish([wrong, unscored])
+        assert node.exchange.stats().unpublished == {"zero_advantage": 2}
+        assert (len(node.exchange._bodies.own), shelf.size_bytes) == (0, 0)
+
+
+async def test_right_answers_that_are_too_long_to_travel_are_left_and_stop_nothing(start, groups_of):
+    async with start(MemoryNetwork(), 1) as node:
+        right = groups_of(node.key.peer_id, right=4, wrong=0)
+        long = tuple(replace(one, said="1" * (MAX_COMPLETION_CHARS + 1)) for one in right.completions)
+        await node.exchange.publish([replace(right, completions=long), groups_of(node.key.peer_id)])
+        stats = node.exchange.stats()
+        assert (stats.published, stats.unpublished) == (1, {"zero_advantage": 1})
+        assert len(node.exchange._bodies.own) == 1
+
+
+async def test_a_group_that_cannot_travel_at_all_is_not_kept_as_a_right_one(start, groups_of):
+    async with start(MemoryNetwork(), 1, max_tokens=100) as node:
+        group = groups_of(node.key.peer_id)
+        cut = replace(group, completions=tuple(replace(one, finish="abort") for one in group.completions))
+        long = tuple(replace(one, said="1" * 500, finish="length") for one in group.completions)
+        await node.exchange.publish([cut, replace(group, completions=long)])
+        assert node.exchange.stats().unpublished == {"unfinished": 1, "too_long": 1}
+        assert len(node.exchange._bodies.own) == 0

@@ -76,6 +76,17 @@ def test_each_loss_is_a_record_of_what_it_averages_and_which_advantage_belongs_t
     }
 
 
+def test_each_loss_has_the_clip_of_its_paper() -> None:
+    assert {name: (loss_of(name).clip.low, loss_of(name).clip.high) for name in LOSSES} == {
+        "grpo": (0.2, 0.2),
+        "dr_grpo": (0.2, 0.2),
+        "dapo": (LOW, HIGH),
+        "gspo": (3e-4, 4e-4),
+        "cispo": (LOW, HIGH),
+        "rloo": (LOW, HIGH),
+    }
+
+
 def named(loss: str, **settings: Any) -> TrainingConfig:
     """A loss with the usual clip, which gspo has not."""
     return TrainingConfig(loss=WIDE_GSPO if loss == "gspo" else loss, **settings)
@@ -136,8 +147,9 @@ def test_a_token_alone_is_clipped_as_ppo_clips_it(loss: str) -> None:
         lambda rewards: [math.nan] * len(rewards),
         lambda rewards: None,
         lambda rewards: [None] * len(rewards),
+        lambda rewards: ["good"] * len(rewards),
     ],
-    ids=["too few", "too many", "not a number", "nothing", "several nothings"],
+    ids=["too few", "too many", "not a number", "nothing", "several nothings", "words"],
 )
 def test_an_advantage_that_is_none_is_refused(advantage: Advantage) -> None:
     with pytest.raises(ConfigError, match=r"advantage of training\.loss returned .* for 2 rewards"):
@@ -361,6 +373,22 @@ def test_extreme_ratios_stay_finite_in_single_precision(
 def test_a_bad_token_beyond_the_bound_is_still_pushed_down(loss: str) -> None:
     _, by_token = gradient(batch_of([[MAX_LOG_RATIO + 5]], [-1.0]), ONE_TOKEN, named(loss))
     assert by_token[0] == pytest.approx(math.exp(MAX_LOG_RATIO))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_good_token_that_became_far_too_unlikely_is_still_pulled_up(loss: str) -> None:
+    _, by_token = gradient(batch_of([[-(MAX_LOG_RATIO + 5)]], [1.0]), ONE_TOKEN, named(loss))
+    bound = -MAX_LOG_RATIO - (5 if loss == "cispo" else 0)
+    assert by_token[0] == pytest.approx(-math.exp(bound), rel=1e-6)
+
+
+def test_a_token_that_the_base_would_never_say_is_still_pushed_down() -> None:
+    logprobs_N = torch.tensor([-0.5], dtype=torch.float64, requires_grad=True)
+    distance = MAX_LOG_RATIO + 5
+    kl_N = kl_to_reference(logprobs_N, logprobs_N.detach() - distance)
+    (pull,) = torch.autograd.grad(kl_N.sum(), logprobs_N)
+    assert kl_N.item() == pytest.approx(distance - 1)
+    assert pull.item() == pytest.approx(1.0)
 
 
 def test_without_a_distance_there_is_no_divergence_and_no_pull() -> None:

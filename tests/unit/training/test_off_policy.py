@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -77,3 +78,19 @@ def test_without_a_token_of_the_newest_version_the_engine_is_not_measured() -> N
     report = with_off_policy(TrainReport(), [tokens(0.3, age=1), tokens(0.1, stale=True)])
     assert (report.engine_gap, report.engine_kl) == (None, None)
     assert report.behaviour_kl is not None and report.behaviour_kl > 0
+
+
+def test_each_figure_is_of_the_tokens_it_names() -> None:
+    newest = replace(tokens(0.2, -0.4), corrected_M=torch.tensor([True, False]))
+    older = replace(tokens(1.0, 0.0, age=1), corrected_M=torch.tensor([True, True]))
+    oldest, stale = tokens(-1.0, age=4), tokens(0.5, stale=True)
+    parts = [oldest, newest, stale, older]
+    report = with_off_policy(TrainReport(), parts)
+    assert report.off_policy_share == pytest.approx(3 / 6)
+    assert (report.mean_age, report.max_age) == (pytest.approx((2 * 1 + 4) / 6), 4)
+    assert report.stale_kv_share == pytest.approx(1 / 6)
+    assert report.corrected_share == pytest.approx(3 / 6)
+    assert report.engine_gap == pytest.approx((0.2 + 0.4) / 2), "in either direction it is a gap"
+    together = torch.cat([part.log_ratio_M for part in parts])
+    assert report.effective_sample_size == pytest.approx(effective_sample_size(together))
+    assert report.effective_sample_size is not None and report.effective_sample_size < 1

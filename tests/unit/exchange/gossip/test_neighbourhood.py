@@ -236,3 +236,13 @@ async def test_policies_of_one_process_share_what_does_not_leave_it(start, own_g
         await alice.exchange.publish(own_groups(alice, 2))
         assert len(await bob.collect(2)) == 2
         assert stranger.exchange.stats().headers_seen == 0
+
+
+async def test_right_answers_that_no_stranger_can_ask_for_are_not_held_for_one(start, groups_of):
+    network, home = MemoryNetwork(), Neighbourhood()
+    async with start(network, 1, neighbourhood=home) as alice, start(network, 2, neighbourhood=home):
+        await alice.exchange.publish([groups_of(alice.author, right=4, wrong=0)])
+        assert len(alice.exchange._bodies.own) == 0
+        async with start(network, 3, alice):
+            await alice.exchange.publish([groups_of(alice.author, right=4, wrong=0)])
+            assert len(alice.exchange._bodies.own) == 1

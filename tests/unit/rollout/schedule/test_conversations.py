@@ -108,6 +108,13 @@ def test_what_was_observed_stands_between_the_turns_and_is_not_of_the_policy() -
     ]
 
 
+def test_a_turn_after_an_observation_is_not_counted_as_resumed() -> None:
+    task = TwoTools()
+    ours = rollouts(task, FakeEngine(SKILLED), "sync")
+    assert len(list(ours.round(stream(task)))) == 2
+    assert ours.stats().resumed_requests == 0
+
+
 def test_requests_say_whether_they_may_go_on() -> None:
     asked: list[Request] = []
 

@@ -557,6 +557,42 @@ def test_an_engine_that_refuses_everything_is_an_error_and_not_an_endless_loop()
     assert "rollout.max_prompt_tokens" in refused.value.hint
 
 
+def test_as_many_refusals_in_a_row_as_a_round_has_groups_are_no_error_yet() -> None:
+    engine = FakeEngine(long_tailed, max_length=LONGEST + 20)
+    examples = (example(i, "much too long a question for this engine" if i < 3 else "") for i in count())
+    assert sorted(indices(rollouts(engine, "sync").round(examples))) == [3, 4, 5]
+
+
+def test_a_group_of_which_the_engine_refuses_a_later_member_leaves_it_whole() -> None:
+    """Three requests at once: the second member of the second group comes when the first is under way."""
+    engine = FakeEngine(as_long_as(lambda index: 3 + 20 * index), max_slots=3, max_length=100)
+    one = PartialRollouts(
+        engine,
+        RENDERER,
+        PartialSettings("refill", groups=3, group_size=2, max_lag=8, concurrency=3),
+        SAMPLING,
+        seed=0,
+        sampling_of=lambda example, place: SamplingParams(95 if (example.key.index, place) == (1, 1) else 60),
+    )
+    of_second = {True: set[int](), False: set[int]()}
+    for _ in one.in_steps(islice(stream(), 3)):
+        names = [request.request_id for request in engine.snapshot()]
+        of_second[one.stats().refused > 0].add(sum(name.startswith("1/") for name in names))
+    assert 1 in of_second[False] and of_second[True] == {0}
+
+
+def test_an_engine_that_serves_many_others_before_us_may_be_silent_for_long() -> None:
+    class Shared(FakeEngine):
+        turn = 0
+
+        def step(self) -> Sequence[Output]:
+            self.turn += 1
+            return super().step() if self.turn % 10 == 0 else ()
+
+    one = rollouts(Shared(lambda request: (1,) * LONGEST), "sync", groups=1, group_size=1)
+    assert indices(one.round(stream())) == [0]
+
+
 @pytest.mark.parametrize("mode", ["sync", "april", "refill"])
 def test_an_engine_that_never_answers_is_an_error(mode: Literal["refill", "april", "sync"]) -> None:
     class Silent(FakeEngine):
@@ -657,6 +693,38 @@ def test_more_requests_run_once_a_step_is_known_to_have_a_large_base() -> None:
     assert 64 < now.concurrency <= engine.most_requests <= 350
 
 
+class Prefilling(WatchedEngine):
+    """Takes a second more for each step that starts requests or has another policy."""
+
+    more_work = False
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        super().submit(requests)
+        self.more_work = True
+
+    def set_policy(self, update: PolicyUpdate, inflight: InFlight = "keep") -> None:
+        super().set_policy(update, inflight)
+        self.more_work = True
+
+    def step(self) -> Sequence[Output]:
+        self.stepped_s += 1.0 if self.more_work else 0.0
+        self.more_work = False
+        return super().step()
+
+
+def test_a_step_that_starts_something_or_has_a_new_policy_does_not_count_as_one_that_decodes() -> None:
+    engine = Prefilling(long_tailed, max_slots=512)
+    chosen = PartialSettings("refill", groups=8, group_size=8, max_lag=24)
+    one = PartialRollouts(engine, RENDERER, chosen, SAMPLING, seed=0, clock=engine.clock)
+    examples = stream()
+    for version in range(1, 6):
+        list(one.round(examples))
+        one.set_policy(update(version))
+    now = one.stats()
+    assert now.step_base_s == pytest.approx(0.035, rel=0.05)
+    assert now.step_per_request_s == pytest.approx(0.001, rel=0.05)
+
+
 class LateEngine(FakeEngine):
     """Goes on by itself, as one in another process: it has sampled more by the time it hears of an abort."""
 
@@ -714,6 +782,21 @@ def test_at_a_start_a_complete_round_may_be_as_old_as_the_trainer_allows(older: 
     after.restore(before.state(waiting), redraw, older=older)
     assert after.stats().dropped_stale == dropped
     assert len(list(after.round(stream()))) == 3
+
+
+def test_at_a_start_no_more_than_one_round_may_be_older_and_nothing_that_is_incomplete() -> None:
+    kind = PartialSettings("sync", groups=3, group_size=2, max_lag=0)
+    before = PartialRollouts(FakeEngine(long_tailed), RENDERER, kind, SAMPLING, seed=0)
+    examples = stream()
+    waiting = [*before.round(examples), *before.round(examples)]
+    steps = iter(range(3))
+    assert not list(before.round(examples, should_stop=lambda: next(steps, None) is None))
+    begun = before.stats().groups_in_flight
+    engine = FakeEngine(long_tailed)
+    engine.set_policy(PolicyUpdate(1, {}, 1.0))
+    after = PartialRollouts(engine, RENDERER, kind, SAMPLING, seed=0)
+    after.restore(before.state(waiting), redraw, older=1)
+    assert (after.stats().surplus_groups, after.stats().dropped_stale) == (3, 3 + begun)
 
 
 # The first rounds

@@ -62,6 +62,13 @@ def test_strangers_do_not_keep_our_own_answers_to_an_example_out() -> None:
     assert [one.own for one in book.entries] == [True, True]
 
 
+def test_strangers_do_not_displace_each_other_from_an_example() -> None:
+    book = Book(100, 2)
+    came = [book.add(entry(number, index=7, author=f"stranger {number}", own=False)) for number in range(4)]
+    assert came == [True, True, False, False]
+    assert [one.author for one in book.entries] == ["stranger 0", "stranger 1"]
+
+
 def test_one_stranger_has_a_quarter_of_the_book_at_most() -> None:
     book = Book(100, 4)
     for number in range(40):
@@ -126,6 +133,43 @@ def test_what_is_not_wanted_any_more_leaves_with_its_counts() -> None:
     assert book.add(entry(5, index=1)), "there is room for its example again"
 
 
+def test_what_has_left_takes_no_bytes_and_no_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saved, "MAX_BOOK_BYTES", 10 * entry(1, author="stranger 1").saved_bytes)
+    book = Book(100, 4)
+    for turn in range(3):
+        for number in range(10):
+            assert book.add(entry(number, author=f"stranger {number}", own=False))
+        assert len(book) == 10, turn
+        assert book.keep_only(lambda one: False) == 10
+    assert not book._of_stranger and not book._of_example
+
+
+def test_one_answer_of_a_stranger_has_room_in_the_smallest_book() -> None:
+    book = Book(1, 4)
+    assert book.add(entry(1, author="stranger", own=False))
+    assert (len(book), book.foreign) == (1, 1)
+
+
+def test_the_book_knows_which_answers_it_holds() -> None:
+    book = Book(10, 4)
+    book.add(entry(1, author="stranger", own=False))
+    assert entry(1) in book, "no matter whose"
+    assert entry(2, index=1) not in book and entry(1, index=2) not in book
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"version": "2"}, {"task": "product"}])
+def test_an_example_of_another_draw_version_or_task_is_another_example(change: dict[str, Any]) -> None:
+    book = Book(10, 1)
+    assert book.add(entry(1)) and book.add(msgspec.structs.replace(entry(1), **change))
+
+
+def test_a_saved_answer_cannot_have_been_given_more_than_it_has() -> None:
+    until_given = msgspec.to_builtins(entry(1))[:10]
+    assert msgspec.convert([*until_given, [[0, 1]]], type=Entry).given == ((0, 1),)
+    with pytest.raises(msgspec.ValidationError, match="cannot be the environment's"):
+        msgspec.convert([*until_given, [[0, 2]]], type=Entry)
+
+
 def lines_of_emptying(held: int) -> int:
     """Lines of Python that run while a book of so many answers is emptied."""
     book = Book(held, 4)
@@ -183,6 +227,22 @@ def test_no_answer_takes_more_bytes_than_the_book_counts_for_it(token: int, text
     stretches = tuple((place, place + 1) for place in range(0, 60, 2))
     long = Entry("t" * 64, "v", 2**63 - 1, 10**9, text, (token,) * 70, 0.1, "a" * 64, True, True, stretches)
     assert len(msgspec.msgpack.encode(long)) <= long.saved_bytes
+
+
+def test_token_ids_alone_take_no_more_bytes_than_the_book_counts_for_them() -> None:
+    long = msgspec.structs.replace(entry(1), token_ids=(2**32 - 1,) * 1000)
+    assert len(msgspec.msgpack.encode(long)) <= long.saved_bytes
+
+
+def test_an_answer_that_becomes_ours_is_as_large_as_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saved, "MAX_BOOK_BYTES", 20 * entry(10).saved_bytes)
+    book = Book(100, 4)
+    for number in range(10, 20):
+        book.add(entry(number, author="stranger of a very long name", own=False))
+        book.add(entry(number))
+    for number in range(20, 30):
+        book.add(entry(number))
+    assert len(book) == 20
 
 
 arrivals = st.lists(

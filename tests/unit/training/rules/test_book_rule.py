@@ -209,6 +209,21 @@ def test_a_state_that_could_not_be_read_again_is_not_written(
     assert len(after.book) == 0
 
 
+def test_a_state_of_just_the_limit_is_written_and_read_and_a_larger_one_is_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, after = rule(), rule()
+    before.lessons([own(*MIXED)], [], version=0)
+    state = before.state()
+    monkeypatch.setattr(lessons, "MAX_STATE_BYTES", len(state))
+    assert before.state() == state
+    after.restore(state)
+    assert len(after.book) == 1
+    monkeypatch.setattr(lessons, "MAX_STATE_BYTES", len(state) - 1)
+    with pytest.raises(CheckpointError, match=f"{len(state)} bytes, at most"):
+        rule().restore(state)
+
+
 def saved(token_ids: object) -> list[object]:
     """The state of a book with one entry."""
     return [{}, [["sum", "1", 0, 0, "sum 0=", token_ids, 1.0, "me", True, True]]]
@@ -223,11 +238,18 @@ def saved(token_ids: object) -> list[object]:
         [FORMAT, "book", saved([])],
         [FORMAT, "book", saved(["x"])],
         [FORMAT, "book", saved([3] * 200_000)],
+        [FORMAT, "b" * 257, saved([3])],
     ],
 )
 def test_a_damaged_state_is_an_error_that_says_so(state: object) -> None:
     with pytest.raises(CheckpointError, match="cannot read"):
         rule().restore(msgspec.msgpack.encode(state))
+
+
+def test_a_name_that_is_no_text_is_damage_too() -> None:
+    state = msgspec.msgpack.encode([FORMAT, "book", saved([3])])
+    with pytest.raises(CheckpointError, match="cannot read"):
+        rule().restore(state.replace(b"book", b"b\xff\xffk", 1))
 
 
 def test_the_state_above_is_damaged_by_nothing_else() -> None:

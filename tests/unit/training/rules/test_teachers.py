@@ -3,12 +3,14 @@
 import random
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from swarmnode.training.rules.book import Entry
 from swarmnode.training.rules.book_rule import BookRule
 from swarmnode.training.rules.lessons import SharingRule
 from swarmnode.training.rules.teachers import (
+    ANSWERS,
     AUTHORS_A_ROUND,
     BATCH,
     BATCH_OF_TEACHER,
@@ -25,8 +27,13 @@ from swarmnode.training.rules.teachers import (
     PROVEN,
     SURPRISING,
     THRESHOLD,
+    UNKNOWN_GROUND,
     Comparison,
+    SavedAuthor,
     Teachers,
+)
+from swarmnode.training.rules.teachers import (
+    FINDS as FINDS_IN_ALL,
 )
 from tests.answered import foreign, own
 
@@ -259,6 +266,289 @@ def test_who_sends_good_answers_last_cannot_hide_the_others(monkeypatch: pytest.
     monkeypatch.setattr("swarmnode.training.rules.teachers.MAX_HELD_BYTES", few)
     sends.rounds(1, "other")
     assert sum(len(one.held) for one in sends.teachers.saved()) <= 10
+
+
+def standing(teachers: Teachers, author: str) -> SavedAuthor:
+    return next(one for one in teachers.saved() if one.author == author)
+
+
+def test_an_answer_that_is_sent_again_is_no_new_one() -> None:
+    """Or a liar would be measured over and over for the price of one batch."""
+    cosines = Known(liar=LIAR)
+    teachers = Teachers(cosines)
+    same = [entry(number, "liar") for number in range(BATCH)]
+    for number in range(5):
+        teachers.rule_on(same, FINDS, random.Random(number))
+    assert cosines.measured == ["liar"]
+    assert len(standing(teachers, "liar").held) == BATCH
+
+
+def test_the_same_words_to_another_example_are_another_answer() -> None:
+    teachers = Teachers(Known(liar=LIAR))
+    alike = [msgspec.structs.replace(entry(number, "liar"), token_ids=(7,)) for number in range(BATCH)]
+    teachers.rule_on(alike, FINDS, random.Random(0))
+    assert len(standing(teachers, "liar").held) == BATCH
+
+
+def test_who_waits_or_teaches_is_measured_again_only_after_a_batch_of_new_answers() -> None:
+    cosines = Known(liar=LIAR)
+    sends = Sends(Teachers(cosines))
+    sends.rounds(LEAST_MEASURED, "liar")
+    sends.rounds(1, "liar", each=BATCH - 1)
+    assert len(cosines.measured) == LEAST_MEASURED
+    sends.rounds(1, "liar", each=1)
+    assert len(cosines.measured) == LEAST_MEASURED + 1
+    cosines.measured.clear()
+    sends.rounds(PROVEN, "proven")
+    sends.rounds(1, "proven", each=BATCH_OF_TEACHER - 1)
+    assert len(cosines.measured) == PROVEN
+    sends.rounds(1, "proven", each=1)
+    assert len(cosines.measured) == PROVEN + 1
+
+
+MANY_FINDS = [entry(number, task=f"task {number}") for number in range(100)]
+
+
+def test_one_measurement_counts_for_no_more_than_an_author_lacks() -> None:
+    sends = Sends(Teachers(Known(new=LIAR)), MANY_FINDS)
+    sends.rounds(1, "at_once", each=MAX_HELD)
+    assert standing(sends.teachers, "at_once").measured == LEAST_MEASURED
+    sends.rounds(1, "at_once", each=MAX_HELD)
+    assert standing(sends.teachers, "at_once").measured == LEAST_MEASURED + 1
+    sends.rounds(1, "new", each=LEAST_ANSWERS)
+    assert standing(sends.teachers, "new").measured == 1
+    sends.rounds(1, "new", each=MAX_HELD)
+    assert standing(sends.teachers, "new").measured == LEAST_MEASURED
+
+
+def test_a_measurement_is_of_as_many_answers_as_it_counts_for_and_of_a_bounded_number_of_finds() -> None:
+    sizes = list[tuple[int, int]]()
+
+    def compare(finds: Sequence[Entry], lists: Sequence[Sequence[Entry]]) -> list[Comparison | None]:
+        sizes.append((len(finds), len(lists[0])))
+        return [Comparison(LIAR, 0.0)]
+
+    sends = Sends(Teachers(compare), MANY_FINDS)
+    sends.rounds(2, "author", each=MAX_HELD)
+    assert sizes == [(FINDS_IN_ALL, LEAST_MEASURED * ANSWERS), (FINDS_IN_ALL, ANSWERS)]
+
+
+def test_of_more_finds_than_are_compared_with_each_has_its_turn() -> None:
+    seen = set[str]()
+
+    def compare(finds: Sequence[Entry], lists: Sequence[Sequence[Entry]]) -> list[Comparison | None]:
+        seen.update(one.task for one in finds)
+        return [Comparison(LIAR, 0.0)]
+
+    Sends(Teachers(compare), MANY_FINDS).rounds(12, "author")
+    assert len(seen) == len(MANY_FINDS)
+
+
+def test_who_also_answers_what_we_found_something_in_has_no_unknown_ground() -> None:
+    sends = Sends(Teachers(Known(mixed=0.0)))
+    sends.rounds(1, "mixed")
+    assert sends.rounds(10, "mixed", task="elsewhere") == set()
+
+
+def test_what_we_found_in_a_task_counts_even_if_the_lot_left_it_out() -> None:
+    sends = Sends(Teachers(Known(stranger=0.0)), MANY_FINDS)
+    assert sends.rounds(10, "stranger", task="task 0") == set()
+
+
+def test_doubt_is_whole_at_first_and_never_less_than_none() -> None:
+    nearly_all, too_little = THRESHOLD + 0.9 * DOUBT, THRESHOLD - DOUBT / 6
+    sends = Sends(Teachers(Known("much", "little", much=nearly_all, little=too_little)))
+    assert sends.rounds(LEAST_MEASURED, "much", "little") == set()
+    assert sends.rounds(1, "much", "little") == {"much"}
+    assert sends.rounds(3 * PROVEN, "little") == set()
+
+
+def test_those_are_doubted_who_were_measured_enough_and_still_wait() -> None:
+    teachers = Teachers(Known(liar=LIAR))
+    sends = Sends(teachers)
+    sends.rounds(LEAST_MEASURED - 1, "liar", "honest")
+    assert teachers.doubted == ()
+    sends.rounds(1, "liar", "honest", "new")
+    assert teachers.doubted == ("liar",)
+
+
+def test_whose_last_measurement_is_longest_ago_comes_first() -> None:
+    names, cosines = [f"author{number}" for number in range(3 * AUTHORS_A_ROUND)], Known()
+    Sends(Teachers(cosines)).rounds(6, *names)
+    assert {cosines.measured.count(name) for name in names} == {2}
+
+
+def test_an_author_of_whom_nothing_is_known_hides_no_other_and_was_not_measured() -> None:
+    def compare(finds: Sequence[Entry], lists: Sequence[Sequence[Entry]]) -> list[Comparison | None]:
+        return [None if one[0].author == "empty" else Comparison(HONEST, 0.0) for one in lists]
+
+    sends = Sends(Teachers(compare))
+    assert sends.rounds(LEAST_MEASURED, "empty", "honest") == {"honest"}
+    assert standing(sends.teachers, "empty").measured == 0
+
+
+def test_without_a_single_find_strangers_teach_at_once_and_count_as_teachers() -> None:
+    sends = Sends(Teachers(Known()), finds=[])
+    assert sends.rounds(1, "stranger") == {"stranger"}
+    assert (sends.teachers.teaching, sends.teachers.waiting) == (1, 0)
+
+
+def test_who_taught_on_trust_stays_until_enough_is_known_and_then_teaches_or_not() -> None:
+    sends = Sends(Teachers(Known(honest=HONEST, liar=LIAR)), finds=[])
+    sends.rounds(1, "honest", "liar")
+    sends.finds = FINDS
+    sends.rounds(LEAST_MEASURED - 1, "honest", "liar")
+    assert {one.author for one in sends.in_book} == {"honest", "liar"}
+    sends.rounds(1, "honest", "liar")
+    assert {one.author for one in sends.in_book} == {"honest"}
+    assert (sends.teachers.teaching, teaches(sends.teachers, "liar")) == (1, False)
+
+
+def test_what_trust_left_over_is_measured_as_soon_as_there_are_finds() -> None:
+    cosines = Known()
+    sends = Sends(Teachers(cosines), finds=[])
+    sends.rounds(1, "stranger", each=ON_TRUST + LEAST_ANSWERS)
+    sends.finds = FINDS
+    sends.rounds(1)
+    assert cosines.measured == ["stranger"]
+
+
+def test_where_finds_are_lost_teachers_teach_on_and_who_was_measured_in_vain_hides_nobody() -> None:
+    cosines = Known(liar=LIAR)
+    sends = Sends(Teachers(cosines))
+    sends.rounds(PROVEN, "liar", "honest")
+    sends.finds = []
+    assert sends.rounds(2, "liar", "honest", "stranger", each=2 * ON_TRUST) == {"honest", "stranger"}
+    assert len([one for one in sends.in_book if one.author == "honest"]) == PROVEN * BATCH + 4 * ON_TRUST
+    # What has entered is not new any more.
+    cosines.measured.clear()
+    sends.finds = FINDS
+    sends.rounds(1, "honest", each=LEAST_ANSWERS)
+    assert "honest" not in cosines.measured
+
+
+def test_nobody_is_sent_away_of_whom_nothing_was_learnt() -> None:
+    teachers = Teachers(Known(liar=LIAR))
+    for number in range(2 * LEAST_MEASURED):
+        given = [entry(BATCH * number + place, "liar") for place in range(BATCH)]
+        assert teachers.rule_on(given, FINDS, random.Random(number)).leave == frozenset()
+
+
+def test_a_teacher_needs_less_to_go_on_than_it_needed_to_begin() -> None:
+    """Noise would send the honest away."""
+    cosines = Known(barely=THRESHOLD + 0.01)
+    sends = Sends(Teachers(cosines))
+    sends.rounds(PROVEN, "barely")
+    cosines.agreements["barely"] = THRESHOLD / 2
+    assert sends.rounds(1, "barely", each=BATCH_OF_TEACHER) == {"barely"}
+    cosines.agreements["barely"] = -0.03
+    assert sends.rounds(1, "barely", each=BATCH_OF_TEACHER) == set()
+    assert teaches(sends.teachers, "barely")
+
+
+def test_on_unknown_ground_a_teacher_may_be_a_little_below_zero_until_we_find_something_there() -> None:
+    cosines = Known(stranger=UNKNOWN_GROUND / 2)
+    sends = Sends(Teachers(cosines))
+    sends.rounds(PROVEN, "stranger", task="elsewhere")
+    assert sends.rounds(1, "stranger", each=BATCH_OF_TEACHER, task="elsewhere") == {"stranger"}
+    cosines.agreements["stranger"] = 1.25 * UNKNOWN_GROUND
+    assert sends.rounds(1, "stranger", each=BATCH_OF_TEACHER, task="elsewhere") == set()
+    assert teaches(sends.teachers, "stranger"), "one batch is not the author"
+    sends.finds = [*FINDS, entry(500, task="elsewhere")]
+    cosines.agreements["stranger"] = 0.0
+    assert sends.rounds(1, "stranger", each=BATCH_OF_TEACHER, task="elsewhere") == set()
+    assert not teaches(sends.teachers, "stranger")
+
+
+def test_who_fell_has_to_recover_over_as_many_measurements_as_the_fall_counts() -> None:
+    cosines = Known()
+    sends = Sends(Teachers(cosines), finds=[])
+    sends.rounds(1, "sleeper")
+    sends.finds = FINDS
+    sends.rounds(20, "sleeper")
+    cosines.agreements["sleeper"] = -0.3
+    sends.rounds(1, "sleeper", each=BATCH_OF_TEACHER)
+    assert not teaches(sends.teachers, "sleeper"), "not on the trust of before either"
+    cosines.agreements["sleeper"] = HONEST
+    assert sends.rounds(5, "sleeper") == set()
+    assert sends.rounds(20, "sleeper") == {"sleeper"}
+
+
+def test_who_agreed_only_lately_waits_until_its_mean_is_enough_and_begins_with_no_more_than_that() -> None:
+    cosines = Known(late=LIAR)
+    sends = Sends(Teachers(cosines))
+    sends.rounds(LEAST_MEASURED, "late")
+    cosines.agreements["late"] = 3 * HONEST
+    assert sends.rounds(1, "late") == set()
+    assert sends.rounds(1, "late") == {"late"}
+    one = standing(sends.teachers, "late")
+    assert one.recent == one.mean
+
+
+@pytest.mark.parametrize("long", [1, 20])
+def test_who_takes_most_of_the_memory_loses_its_oldest_and_others_nothing(
+    monkeypatch: pytest.MonkeyPatch, long: int
+) -> None:
+    """`long`: how many times as long as those of others the few answers of the greedy are."""
+    few = [entry(number, "modest") for number in range(4)]
+    many = [
+        msgspec.structs.replace(entry(100 + number, "greedy"), prompt="x" * 100 * long)
+        for number in range(6 if long == 1 else 3)
+    ]
+    room = sum(one.saved_bytes for one in (*few, *many[1:]))
+    monkeypatch.setattr("swarmnode.training.rules.teachers.MAX_HELD_BYTES", room)
+    teachers = Teachers(Known())
+    teachers.take_back([*many, *few])
+    assert standing(teachers, "modest").held == tuple(few)
+    assert standing(teachers, "greedy").held == tuple(many[1:])
+
+
+def test_what_is_forgotten_takes_no_memory_and_is_no_new_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    cosines = Known(liar=LIAR)
+    sends = Sends(Teachers(cosines))
+    sends.rounds(LEAST_MEASURED, "liar", task="gone")
+    sends.rounds(1, "liar", each=BATCH - 1, task="gone")
+    sends.teachers.forget(lambda one: one.task != "gone")
+    assert standing(sends.teachers, "liar").held == ()
+    sends.rounds(1, "liar", each=LEAST_ANSWERS)
+    assert len(cosines.measured) == LEAST_MEASURED
+    assert len(standing(sends.teachers, "liar").held) == LEAST_ANSWERS
+    room = 10 * entry(2000, "other").saved_bytes
+    teachers = Teachers(cosines)
+    teachers.take_back([entry(number, "some", task="gone") for number in range(4)])
+    teachers.forget(lambda one: one.task != "gone")
+    monkeypatch.setattr("swarmnode.training.rules.teachers.MAX_HELD_BYTES", room)
+    teachers.take_back([entry(2000 + number, "other") for number in range(9)])
+    assert len(standing(teachers, "other").held) == 9
+
+
+def test_a_restart_keeps_what_waits_and_who_was_trusted() -> None:
+    sends = Sends(Teachers(Known()), finds=[])
+    sends.rounds(1, "stranger", each=ON_TRUST + 5)
+    again = Teachers(Known())
+    again.restore(sends.teachers.saved())
+    assert again.saved() == sends.teachers.saved()
+    assert len(standing(again, "stranger").held) == 5 and teaches(again, "stranger")
+
+
+def test_answers_that_a_restart_drops_are_no_new_ones_after_it() -> None:
+    cosines = Known(liar=LIAR)
+    before = Sends(Teachers(cosines))
+    before.rounds(LEAST_MEASURED, "liar", task="gone")
+    before.rounds(1, "liar", each=BATCH - 1, task="gone")
+    again = Teachers(cosines)
+    again.restore(before.teachers.saved(), {"sum": "1"})
+    Sends(again).rounds(1, "liar", each=LEAST_ANSWERS)
+    assert len(cosines.measured) == LEAST_MEASURED
+
+
+def test_of_too_many_names_the_one_heard_longest_ago_is_dropped() -> None:
+    teachers = Teachers(Known())
+    teachers.take_back([entry(number, f"author{number}") for number in range(MAX_AUTHORS)])
+    teachers.take_back([entry(1000, "author0"), entry(1001, "new")])
+    names = [one.author for one in teachers.saved()]
+    assert len(names) == MAX_AUTHORS
+    assert "author1" not in names and names[-2:] == ["author0", "new"]
 
 
 def rule(cosines: Known) -> BookRule:
