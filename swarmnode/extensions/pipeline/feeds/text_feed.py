@@ -73,11 +73,11 @@ class TextSource:
             if document:
                 self._tokens.extend(encode(document))
                 self._tokens.append(end_token_id)
-        self.sequences = len(self._tokens) // settings.sequence_tokens
-        """Number of sequences that are learned from."""
-        if self.sequences < settings.batch_sequences:
+        self._learned: Sequence[int] = range(len(self._tokens) // settings.sequence_tokens)
+        """Numbers of the sequences that are learned from."""
+        if len(self._learned) < settings.batch_sequences:
             raise ConfigError(
-                f"{named} has {len(self._tokens)} tokens, which are {self.sequences} sequences of "
+                f"{named} has {len(self._tokens)} tokens, which are {len(self._learned)} sequences of "
                 f"{settings.sequence_tokens}; a micro-batch needs {settings.batch_sequences}",
                 hint="use more text, shorter sequences, or fewer sequences per micro-batch",
             )
@@ -101,16 +101,27 @@ class TextSource:
         end, documents = int(tokenizer.eos_token_id), _documents(folder)
         return cls(documents, encode, end, settings, device=device, packed=packed, named=str(folder))
 
+    @property
+    def sequences(self) -> int:
+        """Number of sequences that are learned from."""
+        return len(self._learned)
+
     def batch(self, data_node: str, *, iteration: int, agent: int, wave: int) -> MicroBatch:
         """Return the micro-batch with this name, with no sequence twice. Other micro-batches may contain the
         same sequences by chance, as if drawn with replacement."""
         name = f"{self.settings.seed}/{data_node}/{iteration}/{agent}/{wave}"
         chance = Random(hashlib.sha256(name.encode()).digest())
-        numbers = chance.sample(range(self.sequences), self.settings.batch_sequences)
+        return self._batch(chance.sample(self._learned, self.settings.batch_sequences))
+
+    def _sequence(self, number: int) -> "array[int]":
         length = self.settings.sequence_tokens
-        samples = [_sample(self._tokens[number * length : (number + 1) * length]) for number in numbers]
+        return self._tokens[number * length : (number + 1) * length]
+
+    def _batch(self, numbers: Sequence[int]) -> MicroBatch:
+        samples = [_sample(self._sequence(number)) for number in numbers]
+        room = len(samples) * self.settings.sequence_tokens
         # Sequences of equal length fill the room exactly, so they form one micro-batch, packed or not.
-        (batch,) = micro_batches(samples, len(samples) * length, self._device, packed=self._packed)
+        (batch,) = micro_batches(samples, room, self._device, packed=self._packed)
         return batch
 
 
