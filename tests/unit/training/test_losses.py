@@ -470,6 +470,25 @@ def test_what_is_only_measured_moves_nothing() -> None:
     assert (other.kl, other.entropy) == (None, None)
 
 
+def test_what_is_measured_counts_every_token_whatever_its_weight() -> None:
+    plain = batch_of([[math.log(1.5)] * 3], [1.0], weights=[1.0, 0.0, 0.5])
+    batch = TokenBatch(
+        plain.logprobs_N,
+        plain.prox_N,
+        plain.advantages_N,
+        plain.weights_N,
+        entropy_N=-plain.logprobs_N,
+        reference_N=plain.logprobs_N.detach() - math.log(2.0),
+        lengths=[3],
+    )
+    found = policy_loss(batch, StepSize(sequences=1, tokens=3, max_tokens=3), named("dapo", kl_coef=0.0))
+    assert found.kl is not None and found.entropy is not None
+    assert int(found.clipped) == 3
+    assert found.kl.item() == pytest.approx(3 * (0.5 - 1 + math.log(2.0)))
+    assert found.entropy.item() == pytest.approx(3.0)
+    assert found.loss.item() == pytest.approx(-1.28 * 1.5 / 3), "without a coefficient it is only measured"
+
+
 def test_a_coefficient_without_its_values_is_an_error_and_not_a_zero() -> None:
     with pytest.raises(ValueError, match="kl_coef needs reference_N"):
         policy_loss(batch_of([[0.0]], [1.0]), ONE_TOKEN, named("dapo", kl_coef=0.1))

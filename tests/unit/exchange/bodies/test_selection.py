@@ -83,6 +83,21 @@ def test_a_slow_author_is_fetched_from_when_no_proven_one_is_waiting():
     assert chosen(of("slow", "thin line"), 50) == {"thin line": 50}
 
 
+def test_no_slow_author_is_fetched_from_while_a_proven_one_is_waiting():
+    assert chosen(of("slow", "thin line") + of("proven", "known"), 50) == {"known": 50}
+    assert chosen(of("slow", "thin line") + of("neighbour", "sister"), 50) == {"sister": 50}
+
+
+def test_newcomers_have_no_more_of_the_choices_beside_slow_authors_than_beside_proven_ones():
+    counts = chosen(of("slow", "thin line") + of("newcomer", "stranger"), 2000)
+    assert 0.9 * NEWCOMER_SHARE < counts["stranger"] / 2000 < 1.1 * NEWCOMER_SHARE
+
+
+def test_a_newcomer_that_failed_comes_after_all_others_whatever_it_gave():
+    costly = Candidate("costly", "newcomer", judge_s=1.0)
+    assert chosen([Candidate("gave", "newcomer", failures=1, accepted=3), costly], 50) == {"costly": 50}
+
+
 def test_of_newcomers_those_come_first_that_gave_something_failed_least_or_are_connected():
     names = [Candidate(f"name {number}", "newcomer") for number in range(500)]
     connected = Candidate("connected", "newcomer", connected=True)
@@ -137,9 +152,32 @@ def test_a_thousand_new_names_give_a_quarter_of_a_draw_together():
     assert len(drawn) == 16
 
 
+def test_as_long_as_nobody_is_proven_newcomers_give_half_of_a_draw():
+    authors = [f"name {number}" for number in range(1000)]
+    assert len(draw(authors, lambda author: "newcomer", 16, 1000, random.Random(0))) == 8
+    assert drawable(Counter(authors), lambda author: "newcomer", 16, 1000) == 8
+    beside = [*authors, "sister"]
+    assert (
+        len(draw(beside, lambda one: "neighbour" if one == "sister" else "newcomer", 16, 9, random.Random(0)))
+        == 5
+    )
+
+
+@given(
+    waiting_authors,
+    st.fixed_dictionaries({author: st.sampled_from(TRUSTS) for author in "abcdefgh"}),
+    st.integers(0, 20),
+    st.integers(0, 9),
+)
+def test_a_draw_finds_as_many_as_are_said_to_be_drawable_whomever_they_are_of(authors, trusts, count, known):
+    places = draw(authors, trusts.__getitem__, count, known, random.Random(0))
+    assert len(places) == drawable(Counter(authors), trusts.__getitem__, count, known)
+
+
 def test_policies_of_one_process_share_without_a_bound():
     authors = ["sister"] * 16
     assert len(draw(authors, lambda author: "neighbour", 16, 1, random.Random(0))) == 16
+    assert drawable(Counter(authors), lambda author: "neighbour", 16, 1) == 16
 
 
 @given(st.floats(-1e3, 1e6), st.floats(0, 60))

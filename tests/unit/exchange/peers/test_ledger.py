@@ -6,7 +6,13 @@ import pytest
 
 from swarmnode.exchange.drop_reasons import NOT_NEEDED, Reason
 from swarmnode.exchange.peers.ledger import MOST_DETAIL, MOST_LOGGED, Ledger
-from swarmnode.exchange.peers.reputation import Reputation
+from swarmnode.exchange.peers.reputation import (
+    BAN_BELOW,
+    FORGIVE_AT,
+    FULL_SCORE,
+    RECOVERY_PER_S,
+    Reputation,
+)
 
 
 @pytest.fixture
@@ -53,3 +59,46 @@ def test_what_was_not_needed_is_counted_alone(ledger: Ledger, caplog: pytest.Log
 def test_words_of_others_fill_no_log(ledger: Ledger, caplog: pytest.LogCaptureFixture) -> None:
     ledger.drop(Reason.UNSCORABLE, "mallory", "x" * 10_000)
     assert len(caplog.messages[0]) < MOST_DETAIL + 200
+
+
+def test_words_that_a_task_made_up_for_a_reason_are_counted_as_an_internal_error(ledger: Ledger) -> None:
+    ledger.drop("the moon is full", "alice")
+    assert ledger.dropped == {Reason.INTERNAL: 1}
+
+
+def test_what_costs_nothing_does_not_make_us_remember_a_peer_but_is_noted_of_those_we_do(
+    ledger: Ledger,
+) -> None:
+    ledger.drop(Reason.OTHER_TASK, "passer-by")
+    assert len(ledger.reputation) == 0
+    ledger.drop(Reason.TOO_LONG, "mallory")
+    ledger.drop(Reason.OTHER_TASK, "mallory")
+    (mallory,) = ledger.reputation.figures(0.0)
+    assert (mallory.dropped, mallory.refused) == (1, {"too_long": 1, "other_task": 1})
+
+
+def test_who_is_banned_is_told_of_once_with_the_time_that_it_lasts(caplog: pytest.LogCaptureFixture) -> None:
+    banned: list[tuple[str, float]] = []
+    ledger = Ledger(Reputation(), lambda: 0.0, on_ban=lambda peer, for_s: banned.append((peer, for_s)))
+    offences = int(FULL_SCORE // Reason.WRONG_BODY.points) + 1
+    for _ in range(offences):
+        ledger.drop(Reason.WRONG_BODY, "mallory")
+    ((peer, for_s),) = banned
+    score = FULL_SCORE - Reason.WRONG_BODY.points * next(
+        number for number in range(offences) if FULL_SCORE - Reason.WRONG_BODY.points * number < BAN_BELOW
+    )
+    assert (peer, for_s) == ("mallory", (FORGIVE_AT - score) / RECOVERY_PER_S)
+    assert sum("(mallory) is banned for now" in message for message in caplog.messages) == 1
+
+
+def test_what_left_unused_is_counted_only_where_something_did(ledger: Ledger) -> None:
+    ledger.count_unused(Reason.STALE, 0)
+    assert ledger.dropped == {}
+    ledger.count_unused(Reason.STALE, 2)
+    ledger.count_unused(Reason.STALE)
+    assert ledger.dropped == {Reason.STALE: 3}
+
+
+def test_what_was_accepted_counts_for_its_author(ledger: Ledger) -> None:
+    ledger.accept("alice")
+    assert (ledger.accepted, ledger.reputation.standing_of("alice").accepted) == (1, 1)

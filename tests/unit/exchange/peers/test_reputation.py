@@ -3,19 +3,24 @@ import pytest
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.limits import (
+    AUTHOR_JUDGE_BURST_S,
+    AUTHOR_JUDGE_S_PER_S,
     HEADERS_BURST,
     PACE,
     PROVEN_AFTER,
     REQUESTS_BURST,
     REQUESTS_PER_S,
     SLOW_S,
+    TAKEN_PER_GIVEN,
 )
 from swarmnode.exchange.peers.reputation import (
     FORGIVE_AT,
     FULL_SCORE,
     GIVER_PAUSE_S,
     LONGEST_PAUSE_S,
+    MOST_SHOWN,
     Reputation,
+    Standing,
 )
 from swarmnode.exchange.validation.judge_time import JudgeTime
 
@@ -106,9 +111,10 @@ def test_a_mishap_of_a_proven_author_costs_a_second_and_what_is_of_no_use_costs_
 
 def test_failures_for_days_do_not_overflow():
     reputation = Reputation()
-    for _ in range(5000):
-        reputation.note_failure("a", 0.0)
-    assert reputation.may_be_asked("a", LONGEST_PAUSE_S)
+    for number in range(5000):
+        reputation.note_failure("a", number * LONGEST_PAUSE_S)
+    assert reputation.standing_of("a").failures == 5000
+    assert reputation.may_be_asked("a", 5000 * LONGEST_PAUSE_S)
 
 
 def test_an_author_is_proven_by_what_was_accepted_from_it_and_slow_while_it_lets_us_wait():
@@ -245,3 +251,77 @@ def test_a_pause_ends_when_the_clock_is_set_back_before_it():
     assert reputation.may_be_asked("a", 0.0)
     reputation.note_failure("a", 0.0)
     assert not reputation.may_be_asked("a", 0.0), "and the next pause begins as ever"
+
+
+def test_a_score_recovers_no_faster_for_being_asked_about_and_falls_with_no_clock_that_is_set_back():
+    reputation = Reputation()
+    reputation.punish("a", 30.0, HOUR)
+    assert reputation.score("a", 0.0) == 70.0
+    assert [reputation.score("a", 60.0 * minutes) for minutes in (1, 2, 3, 3)] == [71.0, 72.0, 73.0, 73.0]
+
+
+def test_a_peer_that_would_have_to_refuse_us_is_not_asked():
+    reputation = Reputation()
+    while reputation.take_ask("a", 0.0):
+        assert reputation.standing_of("a").pause_s(0.0) == 0.0
+    assert not reputation.may_be_asked("a", 0.0)
+    assert reputation.may_be_asked("a", 1.0) and reputation.may_be_asked("b", 0.0)
+
+
+def test_judge_time_that_an_author_did_not_use_does_not_add_up():
+    reputation, owed_s = Reputation(), 8.0
+    reputation.charge_judge("a", 0.0, 0.0)
+    assert reputation.has_judge_time("a", 0.0)
+    reputation.charge_judge("a", AUTHOR_JUDGE_BURST_S + owed_s, HOUR)
+    paid_s = HOUR + owed_s / AUTHOR_JUDGE_S_PER_S
+    assert [reputation.has_judge_time("a", now) for now in (HOUR, paid_s - 1.0, paid_s + 1.0)] == [
+        False,
+        False,
+        True,
+    ]
+
+
+def test_of_those_who_gave_something_the_ones_not_heard_of_for_longest_are_forgotten_first():
+    reputation = Reputation(max_peers=4)
+    for peer in ("a", "b"):
+        reputation.note_accepted(peer)
+    reputation.may_announce("a", 0.0)
+    reputation.note_accepted("c")
+    assert list(reputation.givers) == ["a", "c"]
+
+
+def test_figures_are_of_the_peers_that_we_know_most_about():
+    reputation = Reputation()
+    for number in range(MOST_SHOWN):
+        reputation.punish(f"foe {number}", 1.0, 0.0)
+    reputation.punish("foe 7", 1.0, 0.0)
+    reputation.note_accepted("friend")
+    shown = [one.peer for one in reputation.figures(0.0)]
+    assert shown[:2] == ["friend", "foe 7"] and len(shown) == MOST_SHOWN
+
+
+def test_a_giver_of_an_earlier_run_is_still_one_and_no_more_are_restored_than_are_remembered():
+    reputation = Reputation(max_peers=3)
+    reputation.restore("friend", Standing(accepted=1))
+    for number in range(5):
+        reputation.restore(f"foe {number}", Standing(score=50.0))
+    assert list(reputation.givers) == ["friend"]
+    assert [peer for peer, _ in reputation.standings()] == ["foe 0", "foe 1", "friend"]
+
+
+def test_all_that_came_from_a_peer_counts_against_all_that_it_took():
+    reputation = Reputation()
+    for _ in range(2):
+        reputation.note_given("a", 100)
+        reputation.note_taken("a", int(100 * TAKEN_PER_GIVEN) - 1)
+    assert reputation.gives_enough("a")
+    reputation.note_taken("a", 2)
+    assert not reputation.gives_enough("a")
+
+
+def test_a_group_that_comes_while_we_pause_ends_the_pause():
+    reputation = Reputation()
+    reputation.note_failure("a", 0.0)
+    assert not reputation.may_be_asked("a", 1.0)
+    reputation.note_delivery("a", 0.1)
+    assert reputation.may_be_asked("a", 1.0)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarmnode.errors import Rejected, TaskError
+from swarmnode.errors import JudgementOverran, Rejected, TaskError
 from swarmnode.exchange.drop_reasons import Reason
 from swarmnode.exchange.gossip.announcing import ModelLabel, compose
 from swarmnode.exchange.library.signed_group import SignedGroup
@@ -176,6 +176,35 @@ def test_a_rare_answer_that_is_longer_in_our_tokens_is_left_out_of_its_group(
     assert len(checked.group.scores) == 2
 
 
+def test_text_of_more_characters_than_we_train_on_tokens_is_read_if_its_tokens_are_few(
+    composed: SignedGroup, key: NodeKey, rules: BodyRules, group: RolloutGroup
+):
+    def encode(text: str, finish: FinishReason) -> tuple[int, ...]:
+        return (7,) * (len(text) // 4)
+
+    data = encode_body(body_of(group, answers=(Answer("four" * 64, "stop"), Answer("8888", "stop"))))
+    checked = check_body(data, announce(composed, key, group_size=2), replace(rules, encode=encode))
+    assert [len(completion.token_ids) for completion in checked.group.completions] == [64, 1]
+
+
+def test_turns_are_no_answer_to_a_task_without_an_environment(
+    composed: SignedGroup, key: NodeKey, rules: BodyRules, group: RolloutGroup
+):
+    data = encode_body(body_of(group, answers=(Answer(("7", "8"), "stop"), Answer("8", "stop"))))
+    assert reason_of(check_body, data, announce(composed, key, group_size=2), rules) == "malformed_body"
+
+
+def test_a_judge_that_overran_says_so_itself_if_no_environment_was_played(
+    composed: SignedGroup, key: NodeKey, rules: BodyRules, task
+):
+    class Slow(type(task)):
+        def score(self, example: Example, completions: Sequence[str]):
+            raise JudgementOverran("no answer in time")
+
+    with pytest.raises(JudgementOverran, match="no answer in time"):
+        check_body(composed.body, announce(composed, key), replace(rules, tasks={task.name: Slow()}))
+
+
 def test_text_that_cannot_fit_is_refused_before_it_is_tokenized(
     composed: SignedGroup, key: NodeKey, rules: BodyRules, group: RolloutGroup
 ):
@@ -330,3 +359,32 @@ def honest_claim():
         return claimed, replace(group, completions=completions, scores=scores)
 
     return claim
+
+
+def test_a_claim_may_be_off_by_rounding_relative_to_large_rewards(honest_claim):
+    large = [1000.0, 3000.0]
+    header, group = honest_claim(large, large)
+    rounded = msgspec.structs.replace(header, reward_mean=2001.9, reward_std=1000.9)
+    assert not is_false_claim(rounded, group)
+    assert is_false_claim(msgspec.structs.replace(header, reward_mean=2002.1), group)
+    assert is_false_claim(msgspec.structs.replace(header, reward_std=1001.1), group)
+
+
+def test_a_claim_that_is_off_by_rounding_is_not_ruled_out_by_a_part(honest_claim):
+    header, group = honest_claim([1.0] * 4, [1.0] * 3)
+    assert not is_false_claim(msgspec.structs.replace(header, reward_mean=1.0009), group)
+    assert is_false_claim(msgspec.structs.replace(header, reward_mean=1.1), group)
+    header, group = honest_claim([3000.0] * 4, [3000.0] * 3)
+    assert not is_false_claim(msgspec.structs.replace(header, reward_mean=3000.0009), group)
+
+
+def test_what_nobody_scored_contradicts_no_claim_not_even_that_of_no_reward(honest_claim):
+    header, group = honest_claim([1.0, 0.0], [])
+    assert not is_false_claim(msgspec.structs.replace(header, reward_mean=None, reward_std=None), group)
+    assert not is_false_claim(msgspec.structs.replace(header, reward_mean=1e3), group)
+
+
+def test_what_one_answer_is_left_to_make_up_for_is_what_one_can(honest_claim):
+    header, group = honest_claim([0.0, 0.0, 0.0, 1.0], [0.0] * 3)
+    assert not is_false_claim(header, group)
+    assert is_false_claim(msgspec.structs.replace(header, reward_mean=0.5, reward_std=0.6), group)

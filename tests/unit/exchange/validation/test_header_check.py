@@ -3,14 +3,16 @@
 import pytest
 
 from swarmnode.errors import Rejected
+from swarmnode.exchange.exchange_settings import ExchangeSettings
 from swarmnode.exchange.library.signed_group import SignedGroup
 from swarmnode.exchange.messages import (
     Arrival,
     encode_header,
 )
-from swarmnode.exchange.validation.header_check import HEADER_CONTEXT
+from swarmnode.exchange.validation.header_check import HEADER_CONTEXT, check_header
 from swarmnode.identity.envelope import seal
 from swarmnode.identity.node_key import NodeKey
+from swarmnode.types import MIN_REWARD_SPREAD
 from tests.unit.exchange.validation.conftest import NOW, reason_of, resealed
 
 
@@ -84,3 +86,35 @@ def test_a_swarm_may_list_who_publishes(check, composed: SignedGroup, key: NodeK
     check(composed.sealed, key, publishers=frozenset({key.peer_id}))
     reason = reason_of(check, composed.sealed, key, publishers=frozenset({other_key.peer_id}))
     assert reason == "not_a_publisher"
+    assert reason_of(check, composed.sealed, key, publishers=frozenset()) == "not_a_publisher"
+
+
+def test_a_header_of_a_task_whose_answers_stay_at_home_is_rejected(
+    composed: SignedGroup, key: NodeKey, settings: ExchangeSettings, task
+):
+    class AtHome(type(task)):
+        exchangeable = False
+
+    def found(data: bytes):
+        return check_header(data, Arrival(NOW, 0), settings=settings, tasks={task.name: AtHome()})
+
+    assert reason_of(found, composed.sealed) == "not_exchanged"
+
+
+def test_a_header_of_a_library_may_be_old_and_without_spread_but_is_checked_like_any_other(
+    composed: SignedGroup, key: NodeKey, other_key: NodeKey, settings: ExchangeSettings, task
+):
+    def found(data: bytes, **tasks: object):
+        return check_header(data, Arrival(NOW, 7), settings=settings, tasks=tasks)
+
+    shelved = resealed(composed, key, created_ms=0, reward_std=None)
+    announcement = found(shelved, addition=task)
+    assert (announcement.author, announcement.arrival) == (key.peer_id, Arrival(NOW, 7))
+    assert (announcement.header.reward_std, announcement.sealed) == (None, shelved)
+    assert reason_of(found, resealed(composed, key, swarm="elsewhere"), addition=task) == "other_swarm"
+    assert reason_of(found, shelved) == "other_task"
+
+
+def test_the_least_spread_that_teaches_something_is_enough(check, composed: SignedGroup, key: NodeKey):
+    check(resealed(composed, key, reward_std=MIN_REWARD_SPREAD), key)
+    assert reason_of(check, resealed(composed, key, reward_std=0.9 * MIN_REWARD_SPREAD), key) == "no_spread"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from swarmnode.errors import CheckpointError, ConfigError, EngineError
 from swarmnode.rollout.engine import InFlight, Output, PolicyUpdate, Request, SamplingParams
 from swarmnode.rollout.renderer import Renderer
-from swarmnode.rollout.schedule.concurrency_control import REFILL_SHARE
+from swarmnode.rollout.schedule.concurrency_control import REFILL_SHARE, ConcurrencyControl
 from swarmnode.rollout.schedule.departure_order import DepartureOrder
 from swarmnode.rollout.schedule.open_group import Answered, completion_seed
 from swarmnode.rollout.schedule.partial_rollouts import PartialRollouts
@@ -282,6 +282,41 @@ def test_a_group_comes_out_as_soon_as_it_is_complete() -> None:
     assert engine.stats().running > 0
 
 
+@pytest.mark.parametrize(("max_lag", "first"), [(0, 1), (1, 0)])
+def test_what_is_due_in_this_round_goes_before_its_turn_and_nothing_else_does(
+    max_lag: int, first: int
+) -> None:
+    engine = FakeEngine(as_long_as(lambda index: 40 if index == 0 else 4))
+    found = rollouts(engine, max_lag=max_lag, concurrency=6).round(stream())
+    assert next(found).example.key.index == first
+
+
+def test_if_the_group_in_turn_must_let_older_tokens_leave_first_these_go_out_of_turn() -> None:
+    """A younger group that stands first in a state: one of the two others would be too old after it."""
+    before = rollouts(FakeEngine(long_tailed), "sync", groups=1)
+    examples = stream()
+    old = [*before.round(examples), *before.round(examples)]
+    before.set_policy(update(1))
+    state = before.state([*before.round(examples), *old])
+    engine = FakeEngine(long_tailed)
+    engine.set_policy(update(1))
+    one, found = rollouts(engine, groups=1, max_lag=2), list[int]()
+    one.restore(state, redraw)
+    for version in (2, 3, 4):
+        found += indices(one.round(examples))
+        one.set_policy(update(version))
+    assert (found, one.stats().dropped_stale) == ([0, 1, 2], 0)
+
+
+def test_no_more_examples_are_drawn_at_once_than_a_round_hands_out() -> None:
+    examples = stream()
+    assert next(rollouts(FakeEngine(long_tailed)).in_steps(examples)) is None
+    assert next(examples).key.index == 3
+    short = stream()
+    assert indices(rollouts(FakeEngine(long_tailed), "sync").round(short, groups=1)) == [0]
+    assert next(short).key.index == 1
+
+
 def test_surplus_groups_are_kept_and_go_first() -> None:
     engine = FakeEngine(lambda request: (1, EOS))
     one, examples = rollouts(engine, concurrency=10), stream()
@@ -404,6 +439,15 @@ def test_a_policy_that_comes_in_the_middle_of_a_round_makes_nothing_too_old() ->
     assert first.completions[0].oldest_version == 0
 
 
+def test_what_was_parked_before_its_first_token_is_as_young_as_what_never_started() -> None:
+    one, examples = rollouts(FakeEngine(long_tailed), max_lag=0), stream()
+    assert next(one.in_steps(examples)) is None
+    one.park()
+    one.set_policy(update(1))
+    assert len(list(one.round(examples))) == 3
+    assert one.stats().dropped_stale == 0
+
+
 # Updates
 
 
@@ -456,6 +500,16 @@ def test_another_engine_goes_on_with_the_very_tokens() -> None:
     assert other.state() == state
     assert len(list(other.round(examples))) == 3
     assert other.stats().resumed_requests > 0
+
+
+def test_what_is_in_the_engine_leaves_it_when_a_state_takes_its_place() -> None:
+    engine = FakeEngine(long_tailed)
+    one, examples = rollouts(engine), stream()
+    list(one.round(examples))
+    assert engine.snapshot()
+    one.restore(one.state(), redraw)
+    assert engine.snapshot() == ()
+    assert len(list(one.round(examples))) == 3
 
 
 def test_a_group_that_cannot_be_drawn_again_is_dropped_and_counted() -> None:
@@ -725,6 +779,28 @@ def test_a_step_that_starts_something_or_has_a_new_policy_does_not_count_as_one_
     assert now.step_per_request_s == pytest.approx(0.001, rel=0.05)
 
 
+class Noting(ConcurrencyControl):
+    """Remembers of each step its requests, their tokens, and whether it only decoded."""
+
+    def __init__(self) -> None:
+        super().__init__(round_requests=2, max_running=2, max_lag=8, fixed=2)
+        self.steps: list[tuple[int, int, bool]] = []
+
+    def observe_step(self, running: int, seconds: float | None, context: int = 0) -> None:
+        self.steps.append((running, context, seconds is not None))
+
+
+def test_the_cost_of_a_step_is_learnt_by_what_its_requests_attend_to_unless_it_did_more_than_decode() -> None:
+    one = rollouts(FakeEngine(as_long_as(lambda index: 4)), "sync", groups=1)
+    one._control = noted = Noting()
+    for version, _ in enumerate(one.in_steps(stream())):
+        if version == 2:
+            one.set_policy(update(1))
+    prompts = 2 * len("question 0")
+    decoded = (False, True, False, True)  # The first step starts the requests, the third has a new policy.
+    assert noted.steps == [(2, prompts + 2 * step, only) for step, only in enumerate(decoded)]
+
+
 class LateEngine(FakeEngine):
     """Goes on by itself, as one in another process: it has sampled more by the time it hears of an abort."""
 
@@ -797,6 +873,29 @@ def test_at_a_start_no_more_than_one_round_may_be_older_and_nothing_that_is_inco
     after = PartialRollouts(engine, RENDERER, kind, SAMPLING, seed=0)
     after.restore(before.state(waiting), redraw, older=1)
     assert (after.stats().surplus_groups, after.stats().dropped_stale) == (3, 3 + begun)
+
+
+def test_at_a_start_what_is_incomplete_may_not_be_older_even_if_nothing_is_complete() -> None:
+    before = rollouts(FakeEngine(as_long_as(lambda index: 9)), "sync", max_lag=0)
+    steps = iter(range(3))
+    assert not list(before.round(stream(), should_stop=lambda: next(steps, None) is None))
+    engine = FakeEngine(long_tailed)
+    after = rollouts(engine, "sync", max_lag=0)
+    engine.set_policy(update(1))
+    after.restore(before.state(), redraw, older=1)
+    assert after.stats().dropped_stale == 3
+
+
+def test_at_a_start_what_is_young_takes_no_place_from_the_one_round_that_may_be_older() -> None:
+    before, examples = rollouts(FakeEngine(long_tailed), "sync", max_lag=0), stream()
+    old = list(before.round(examples))
+    before.set_policy(update(1))
+    state = before.state([*before.round(examples), *old])
+    engine = FakeEngine(long_tailed)
+    after = rollouts(engine, "sync", max_lag=0)
+    engine.set_policy(update(1))
+    after.restore(state, redraw, older=1)
+    assert (after.stats().surplus_groups, after.stats().dropped_stale) == (6, 0)
 
 
 # The first rounds
