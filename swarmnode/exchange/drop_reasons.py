@@ -126,7 +126,8 @@ class Reason(StrEnum):
     ZERO_ADVANTAGE = "zero_advantage", 0, "equal rewards"
     """Our judge gives all of its answers the same reward."""
     INTERNAL = "internal", 4, "internal error"
-    """An internal error of this node; its traceback is in the log."""
+    """An internal error of this node; its traceback is in the log. It costs points all the same: whoever
+    found out how to cause one must not go on for ever."""
 
     # It was accepted all the same, and counted.
     # Judges that run code may flicker; a node that lies does it in every group.

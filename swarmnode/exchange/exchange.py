@@ -231,7 +231,7 @@ class Exchange:
             headers_waiting=len(self._inbox.pool),
             fetching=len(self._fetcher.fetching),
             buffered=len(self._buffer),
-            banned_peers=reputation.banned_peers(),
+            banned_peers=reputation.banned_peers(self._context.clock()),
             peers=reputation.figures(self._context.clock()),
             pulled=self._bodies.holder.pulled,
             upload_bytes_per_s=self._context.settings.upload_bytes_per_s,
@@ -243,8 +243,9 @@ class Exchange:
     async def _run(self) -> None:
         while not self._is_reached and not await self._reach_host():  # noqa: ASYNC110  a Host has no event
             await asyncio.sleep(RETRY_S)
-        for peer in self._ledger.reputation.banned_peers():
-            self._gate.bar(peer, self._ledger.reputation.banned_for_s(peer, self._context.clock()))
+        reputation, now = self._ledger.reputation, self._context.clock()
+        for peer in reputation.banned_peers(now):
+            self._gate.bar(peer, reputation.banned_for_s(peer, now))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._gossip.run(), name="listen")
             tasks.create_task(self._publisher.run(), name="answer requests")

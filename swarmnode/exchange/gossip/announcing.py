@@ -63,8 +63,9 @@ def compose(
     the group will not be announced, and needs no advantage."""
     if group.author != key.peer_id:
         raise Rejected(Reason.NOT_OURS)
-    if not all(isinstance(completion.said, str) for completion in group.completions):
-        group = _without_unfinished(group)
+    if group.reward_mean is None:
+        raise Rejected(Reason.ZERO_ADVANTAGE, "no answer was scored")
+    group = _shared_part(group)
     if not MIN_GROUP_SIZE <= len(group.completions) <= MAX_GROUP_SIZE:
         raise Rejected(Reason.GROUP_SIZE)
     if not for_library:
@@ -110,21 +111,24 @@ def as_given(group: RolloutGroup, composed: SignedGroup) -> Given:
         )
         for completion in group.completions
     )
-    return Given(composed.body, replace(group, completions=completions), fingerprint(_body(group)))
+    return Given(
+        composed.body, replace(group, completions=completions), fingerprint(_body(_shared_part(group)))
+    )
 
 
-def _without_unfinished(group: RolloutGroup) -> RolloutGroup:
-    """Returns an environment's group without the episodes that were cut off or could not be judged: no
-    receiver would play them to an end."""
-    ended = [
+def _shared_part(group: RolloutGroup) -> RolloutGroup:
+    """Returns the group without the answers that our judge could not score: one that can would find another
+    mean than we claim. Also leaves out episodes that were cut off: no receiver would play them to an end."""
+    in_turns = not all(isinstance(completion.said, str) for completion in group.completions)
+    places = [
         place
-        for place, completion in enumerate(group.completions)
-        if completion.finish != "length" and group.scores[place]
+        for place, (completion, reward) in enumerate(zip(group.completions, group.rewards, strict=True))
+        if reward is not None and not (in_turns and completion.finish == "length")
     ]
     return replace(
         group,
-        completions=tuple(group.completions[place] for place in ended),
-        scores=tuple(group.scores[place] for place in ended),
+        completions=tuple(group.completions[place] for place in places),
+        scores=tuple(group.scores[place] for place in places),
     )
 
 

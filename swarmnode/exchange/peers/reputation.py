@@ -137,9 +137,7 @@ class Reputation:
     def is_banned(self, peer: str, now: float) -> bool:
         if not self.standing_of(peer).banned:
             return False  # Anybody can name any peer, so being asked about is not remembered.
-        standing = self._remember(peer)
-        standing.banned = self._recover(standing, now) < FORGIVE_AT
-        return standing.banned
+        return self._is_still_banned(self._remember(peer), now)
 
     def punish(self, peer: str, penalty: float, now: float) -> bool:
         """Lowers a peer's score. Returns True if this gets the peer banned."""
@@ -166,8 +164,9 @@ class Reputation:
         standing = self._remember(peer)
         return (FORGIVE_AT - self._recover(standing, now)) / RECOVERY_PER_S if standing.banned else 0.0
 
-    def banned_peers(self) -> tuple[str, ...]:
-        return tuple(peer for peer, standing in self.standings() if standing.banned)
+    def banned_peers(self, now: float) -> tuple[str, ...]:
+        """Returns the peers whose ban has not ended."""
+        return tuple(peer for peer, standing in self.standings() if self._is_still_banned(standing, now))
 
     # ---- what it gives and takes ----
 
@@ -284,6 +283,10 @@ class Reputation:
         if len(self) > self._max_peers:
             self._strangers.popitem(last=False)
         return standing
+
+    def _is_still_banned(self, standing: Standing, now: float) -> bool:
+        standing.banned = standing.banned and self._recover(standing, now) < FORGIVE_AT
+        return standing.banned
 
     def _recover(self, standing: Standing, now: float) -> float:
         """Brings the score up to date, and returns it."""

@@ -155,7 +155,7 @@ class SeedNode:
             bytes_out=ledger.bytes_out,
             upload_mb_per_s=self._settings.upload_bytes_per_s / 1e6,
             dropped=dict(ledger.dropped),
-            banned_peers=len(ledger.reputation.banned_peers()),
+            banned_peers=len(ledger.reputation.banned_peers(time.time())),
         )
 
     async def _keep_looking(self) -> None:

@@ -211,7 +211,7 @@ def unpack(data: bytes, rule: str, kind: type[State]) -> State | None:
         if packed.format != FORMAT:
             raise msgspec.ValidationError(f"format {packed.format}, this version reads {FORMAT}")
         return msgspec.msgpack.decode(packed.state, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CheckpointError(
             f"cannot read the state of exchange.rule={rule}: {error}", hint="use --fresh"
         ) from error

@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 
 from swarmnode.errors import Rejected
-from swarmnode.exchange.gossip.announcing import ModelLabel, compose, require_readable
+from swarmnode.exchange.gossip.announcing import ModelLabel, as_given, compose, require_readable
 from swarmnode.exchange.limits import MAX_GROUP_SIZE, MAX_HEADER_BYTES, MAX_NAME_CHARS
-from swarmnode.exchange.messages import decode_body, hash_body
+from swarmnode.exchange.messages import decode_body, fingerprint, hash_body
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.types import RolloutGroup
 
@@ -54,6 +54,16 @@ def test_groups_that_teach_nothing_are_not_announced(groups_of, key: NodeKey):
 
 def test_groups_that_were_not_scored_are_not_announced(group: RolloutGroup, key: NodeKey):
     assert reason_of(replace(group, scores=({"correct": None},) * 4), key) == "zero_advantage"
+
+
+def test_answers_that_our_judge_could_not_score_stay_here(group: RolloutGroup, key: NodeKey):
+    partly = replace(group, scores=({"correct": None}, *group.scores[1:]))
+    composed = compose(partly, key, swarm="test", model=MODEL, now=1.0)
+    body = decode_body(composed.body)
+    assert [answer.text for answer in body.answers] == [each.text for each in group.completions[1:]]
+    assert composed.header.group_size == 3 and composed.header.reward_mean == pytest.approx(1 / 3)
+    given = as_given(partly, composed)
+    assert len(given.group.completions) == 4 and given.fingerprint == fingerprint(body)
 
 
 def test_groups_of_others_are_not_announced_as_ours(group: RolloutGroup, other_key: NodeKey):

@@ -55,10 +55,18 @@ def test_a_peer_is_banned_once_and_forgiven_slowly():
     reputation = Reputation()
     assert [reputation.punish("a", 30.0, 0.0) for _ in range(4)] == [False, False, True, False]
     assert reputation.is_banned("a", 0.0)
-    assert reputation.banned_peers() == ("a",)
+    assert reputation.banned_peers(0.0) == ("a",)
     assert reputation.is_banned("a", 60.0 * (FORGIVE_AT - 1))
     assert not reputation.is_banned("a", 60.0 * (FORGIVE_AT + 1))
-    assert reputation.banned_peers() == ()
+    assert reputation.banned_peers(60.0 * (FORGIVE_AT + 1)) == ()
+
+
+def test_a_ban_ends_though_nobody_asks_about_the_peer():
+    reputation = Reputation()
+    for _ in range(4):
+        reputation.punish("a", 30.0, 0.0)
+    assert reputation.banned_peers(60.0 * (FORGIVE_AT - 1)) == ("a",)
+    assert reputation.banned_peers(60.0 * (FORGIVE_AT + 1)) == ()
 
 
 def test_one_offence_never_bans():

@@ -277,6 +277,15 @@ def test_a_judge_of_ours_that_had_no_time_makes_nobody_a_liar(
     assert Reason.JUDGE_BUSY.points == 0
 
 
+def test_an_author_whose_judge_had_no_time_for_an_answer_claims_nothing_about_it(
+    group: RolloutGroup, key: NodeKey, rules: BodyRules
+):
+    partly = replace(group, scores=(*group.scores[:3], {"correct": None}))
+    composed = compose(partly, key, swarm="test", model=ModelLabel("tiny", None), now=1.0)
+    checked = check_body(composed.body, announce(composed, key), rules)
+    assert checked.group.rewards == (1.0, 1.0, 0.0) and not checked.false_claim
+
+
 @dataclass(frozen=True)
 class Counting(Addition):
     """A judge that notes what it is asked about."""

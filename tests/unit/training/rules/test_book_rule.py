@@ -252,6 +252,12 @@ def test_a_name_that_is_no_text_is_damage_too() -> None:
         rule().restore(state.replace(b"book", b"b\xff\xffk", 1))
 
 
+def test_so_is_what_is_nested_without_end() -> None:
+    state = msgspec.msgpack.encode([FORMAT, "book", msgspec.Raw(b"\x91" * 100_000 + b"\x00")])
+    with pytest.raises(CheckpointError, match="cannot read"):
+        rule().restore(state)
+
+
 def test_the_state_above_is_damaged_by_nothing_else() -> None:
     one = rule()
     one.restore(msgspec.msgpack.encode([FORMAT, "book", saved([3])]))
