@@ -210,6 +210,20 @@ def total_reward(scores: Scores) -> float | None:
     return float(sum(scored)) if scored else None
 
 
+def fully_scored(scores: Sequence[Scores]) -> list[bool]:
+    """Returns, for each answer of a group, False if no reward of it is known, or one is unknown that another
+    answer has. A judge that had no time for a reward finds another total than a judge that had.
+
+    >>> fully_scored([{"tests": 1.0, "format": 0.5}, {"tests": None, "format": 0.5}, {}])
+    [True, False, False]
+    """
+    known = {name for named in scores for name, value in named.items() if value is not None}
+    return [
+        total_reward(named) is not None and not any(named[name] is None for name in named.keys() & known)
+        for named in scores
+    ]
+
+
 WEIGHT_MARK = "*"
 """Separator of a reward's name and its weight, so that scores always carry their weights."""
 

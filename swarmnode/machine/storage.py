@@ -181,7 +181,7 @@ def read_kept(path: Path, what: str, read: Callable[[bytes], T], most_bytes: int
             return read(file.read(most_bytes + 1))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, msgspec.MsgspecError, SwarmnodeError) as error:
+    except (OSError, ValueError, msgspec.MsgspecError, RecursionError, SwarmnodeError) as error:
         logger.warning("%s: damaged; moved aside, starting without it: %s (%s)", what, error, path)
     try:
         path.replace(path.with_name(f"{path.name}.damaged"))

@@ -38,7 +38,7 @@ from swarmnode.exchange.validation.header_check import HEADER_CONTEXT
 from swarmnode.identity.envelope import seal
 from swarmnode.identity.node_key import NodeKey
 from swarmnode.tasks.task import MAX_ABS_REWARD
-from swarmnode.types import Completion, RolloutGroup, one_span
+from swarmnode.types import Completion, RolloutGroup, fully_scored, one_span
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +82,7 @@ def require_readable(group: RolloutGroup, encode: Encode, max_tokens: int) -> No
     """Raises Rejected if a node with our tokenizer and limit would refuse the group. That happens if half of
     its answers or more exceed the limit when their text is tokenized again; only answers that were cut off
     can."""
+    group = _shared_part(group)
     longer = sum(
         completion.finish == "length"
         and isinstance(completion.said, str)
@@ -117,13 +118,15 @@ def as_given(group: RolloutGroup, composed: SignedGroup) -> Given:
 
 
 def _shared_part(group: RolloutGroup) -> RolloutGroup:
-    """Returns the group without the answers that our judge could not score: one that can would find another
-    mean than we claim. Also leaves out episodes that were cut off: no receiver would play them to an end."""
+    """Returns the group without the answers that our judge could not score, or not fully: one that can would
+    find another mean than we claim. Also leaves out episodes that were cut off: no receiver would play them
+    to an end."""
     in_turns = not all(isinstance(completion.said, str) for completion in group.completions)
+    scored = zip(group.completions, fully_scored(group.scores), strict=True)
     places = [
         place
-        for place, (completion, reward) in enumerate(zip(group.completions, group.rewards, strict=True))
-        if reward is not None and not (in_turns and completion.finish == "length")
+        for place, (completion, is_scored) in enumerate(scored)
+        if is_scored and not (in_turns and completion.finish == "length")
     ]
     return replace(
         group,

@@ -143,8 +143,9 @@ class Reputation:
         """Lowers a peer's score. Returns True if this gets the peer banned."""
         standing = self._remember(peer)
         standing.dropped += 1
+        was_banned = self._is_still_banned(standing, now)
         standing.score = max(0.0, self._recover(standing, now) - penalty)
-        newly_banned = not standing.banned and standing.score < BAN_BELOW
+        newly_banned = not was_banned and standing.score < BAN_BELOW
         standing.banned = standing.banned or newly_banned
         return newly_banned
 

@@ -17,7 +17,15 @@ from swarmnode.exchange.limits import CLAIM_TOLERANCE, MAX_CHARS_PER_TOKEN
 from swarmnode.exchange.messages import Announcement, Answer, Body, Header, decode_body, fingerprint
 from swarmnode.exchange.validation.episode_reader import EncodeTurns, EpisodeReader
 from swarmnode.tasks.task import Task, is_environment, redraw, score_strictly
-from swarmnode.types import Completion, Example, FinishReason, RolloutGroup, Scores, one_span
+from swarmnode.types import (
+    Completion,
+    Example,
+    FinishReason,
+    RolloutGroup,
+    Scores,
+    fully_scored,
+    one_span,
+)
 
 Encode = Callable[[str, FinishReason], tuple[int, ...]]
 """The local policy's tokens of a completion, with its EOS token if the finish is "stop", which strangers'
@@ -109,10 +117,12 @@ def false_claim(header: Header, group: RolloutGroup) -> str:
 
 def is_false_claim(header: Header, group: RolloutGroup) -> bool:
     """Returns True if the author announced other rewards than our judge gives. `group` has the answers that
-    were judged. If some are missing, or our judge had no time for some, it returns True only if no rewards of
-    theirs could make the claim true."""
-    if len(group.completions) < header.group_size or None in group.rewards:
-        return _contradicts(header, group)
+    were judged. If some are missing, or our judge had no time for all rewards of some, it returns True only
+    if no rewards of theirs could make the claim true."""
+    scored = zip(group.rewards, fully_scored(group.scores), strict=True)
+    rewards = [reward for reward, is_scored in scored if is_scored and reward is not None]
+    if len(rewards) < header.group_size:
+        return _contradicts(header, rewards)
     return _differ(header.reward_mean, group.reward_mean) or _differ(header.reward_std, group.reward_std)
 
 
@@ -122,11 +132,10 @@ def _differ(claimed: float | None, own: float | None) -> bool:
     return abs(claimed - own) > CLAIM_TOLERANCE * max(1.0, abs(own))
 
 
-def _contradicts(header: Header, group: RolloutGroup) -> bool:
+def _contradicts(header: Header, rewards: Sequence[float]) -> bool:
     """Returns True if the judged part rules out the claimed mean and spread. The other rewards' deviations
     from that mean must sum to the opposite of the judged part's sum, and their squares to what it leaves of
     the total: Cauchy-Schwarz tells if that many numbers can. An honest author's claim is never ruled out."""
-    rewards = [reward for reward in group.rewards if reward is not None]
     if header.reward_mean is None or header.reward_std is None:
         return bool(rewards)
     # We cannot know whether the author's judge scored the answers that ours did not.

@@ -226,7 +226,7 @@ class Receipts:
         """Take up what an earlier life knew; what cannot be read is forgotten."""
         try:
             saved = msgspec.msgpack.decode(data, type=SavedReceipts)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             logger.warning("cannot read the receipts of others, going on without them: %s", error)
             return
         self._given.update(list(saved.given.items())[-MAX_TASKS:])

@@ -69,6 +69,14 @@ def test_a_ban_ends_though_nobody_asks_about_the_peer():
     assert reputation.banned_peers(60.0 * (FORGIVE_AT + 1)) == ()
 
 
+def test_who_offends_after_a_ban_that_nobody_saw_end_is_banned_anew():
+    reputation = Reputation()
+    for _ in range(4):
+        reputation.punish("a", 30.0, 0.0)
+    later = 60.0 * (FORGIVE_AT + 1)
+    assert [reputation.punish("a", 30.0, later) for _ in range(2)] == [False, True]
+
+
 def test_one_offence_never_bans():
     assert all(reason.points <= FULL_SCORE - 20.0 for reason in Reason)
 

@@ -277,13 +277,23 @@ def test_a_judge_of_ours_that_had_no_time_makes_nobody_a_liar(
     assert Reason.JUDGE_BUSY.points == 0
 
 
+@pytest.mark.parametrize("missed", [{"correct": None}, {"correct": None, "format": 0.5}, {}])
 def test_an_author_whose_judge_had_no_time_for_an_answer_claims_nothing_about_it(
-    group: RolloutGroup, key: NodeKey, rules: BodyRules
+    missed: dict[str, float | None], group: RolloutGroup, key: NodeKey, rules: BodyRules
 ):
-    partly = replace(group, scores=(*group.scores[:3], {"correct": None}))
+    partly = replace(group, scores=(*group.scores[:3], missed))
     composed = compose(partly, key, swarm="test", model=ModelLabel("tiny", None), now=1.0)
     checked = check_body(composed.body, announce(composed, key), rules)
     assert checked.group.rewards == (1.0, 1.0, 0.0) and not checked.false_claim
+
+
+def test_a_reward_that_our_judge_missed_makes_nobody_a_liar(composed: SignedGroup, group: RolloutGroup):
+    scores = ({"correct": 1.0, "format": 0.0}, *({"correct": 1.0, "format": 0.5} for _ in range(3)))
+    header = msgspec.structs.replace(composed.header, reward_mean=1.375, reward_std=0.2165)
+    assert not is_false_claim(header, replace(group, scores=scores))
+    missed = replace(group, scores=(*scores[:3], {"correct": 1.0, "format": None}))
+    assert missed.reward_mean != 1.375 and not is_false_claim(header, missed)
+    assert is_false_claim(msgspec.structs.replace(header, reward_mean=0.5), missed)
 
 
 @dataclass(frozen=True)
