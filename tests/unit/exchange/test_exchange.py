@@ -542,32 +542,35 @@ async def test_of_right_answers_that_stay_at_home_nobody_can_have_a_body(start, 
             assert len(node.exchange._bodies.own) == bodies
 
 
-async def test_right_answers_to_a_task_that_stays_at_home_stay_there_too(start, groups_of, task):
-    at_home, private, shared = Shelf(), Shelf(), Shelf()
+@asynccontextmanager
+async def careful_alone_and_open(start, task):
+    """Three nodes, and their shelves: a task that stays at home, a private swarm, and neither."""
+    shelves = Shelf(), Shelf(), Shelf()
     async with (
-        start(MemoryNetwork(), 1, shelf=at_home, tasks={task.name: AtHome(task)}) as careful,
-        start(MemoryNetwork(), 1, shelf=private, private=True) as alone,
-        start(MemoryNetwork(), 1, shelf=shared) as open_handed,
+        start(MemoryNetwork(), 1, shelf=shelves[0], tasks={task.name: AtHome(task)}) as careful,
+        start(MemoryNetwork(), 1, shelf=shelves[1], private=True) as alone,
+        start(MemoryNetwork(), 1, shelf=shelves[2]) as open_handed,
     ):
-        for node in (careful, alone, open_handed):
+        yield (careful, alone, open_handed), shelves
+
+
+async def test_right_answers_to_a_task_that_stays_at_home_stay_there_too(start, groups_of, task):
+    async with careful_alone_and_open(start, task) as (nodes, shelves):
+        for node in nodes:
             await node.exchange.publish([groups_of(node.key.peer_id, right=4, wrong=0)])
             assert node.exchange.stats().unpublished == {"zero_advantage": 1}
-        assert [len(node.exchange._bodies.own) for node in (careful, alone, open_handed)] == [0, 0, 1]
-        assert [shelf.size_bytes > 0 for shelf in (at_home, private, shared)] == [False, False, True]
+        assert [len(node.exchange._bodies.own) for node in nodes] == [0, 0, 1]
+        assert [shelf.size_bytes > 0 for shelf in shelves] == [False, False, True]
 
 
 async def test_groups_to_a_task_that_stays_at_home_are_in_no_library(start, own_groups, task):
-    at_home, private, shared = Shelf(), Shelf(), Shelf()
-    async with (
-        start(MemoryNetwork(), 1, shelf=at_home, tasks={task.name: AtHome(task)}) as careful,
-        start(MemoryNetwork(), 1, shelf=private, private=True) as alone,
-        start(MemoryNetwork(), 1, shelf=shared) as open_handed,
-    ):
-        for node in (careful, alone, open_handed):
+    async with careful_alone_and_open(start, task) as (nodes, shelves):
+        for node in nodes:
             await node.exchange.publish(own_groups(node, 1))
+        careful, alone, _ = nodes
         assert careful.exchange.stats().unpublished == {"not_exchanged": 1}
         assert alone.exchange.stats().unpublished == {"private": 1}
-        assert [shelf.size_bytes > 0 for shelf in (at_home, private, shared)] == [False, False, True]
+        assert [shelf.size_bytes > 0 for shelf in shelves] == [False, False, True]
 
 
 async def test_of_answers_that_are_all_wrong_or_unscored_nothing_is_kept(start, groups_of):

@@ -1,6 +1,7 @@
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -425,19 +426,19 @@ def test_the_mean_of_k3_is_the_divergence_and_its_gradient_that_of_the_other_one
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
 
 
+def with_reference(batch: TokenBatch) -> TokenBatch:
+    """The batch with an entropy, and a base under which every token is half as likely."""
+    return replace(
+        batch,
+        entropy_N=-batch.logprobs_N,
+        reference_N=batch.logprobs_N.detach() - math.log(2.0),
+    )
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_penalty_is_shared_out_as_the_objective_is(loss: str) -> None:
     """With advantage 0 it alone is left. k3's gradient is 1 - q."""
-    plain = batch_of(THREE_AND_ONE, [0.0, 0.0])
-    batch = TokenBatch(
-        plain.logprobs_N,
-        plain.prox_N,
-        plain.advantages_N,
-        plain.weights_N,
-        entropy_N=-plain.logprobs_N,
-        reference_N=plain.logprobs_N.detach() - math.log(2.0),
-        lengths=[3, 1],
-    )
+    batch = with_reference(batch_of(THREE_AND_ONE, [0.0, 0.0]))
     share = {"grpo": 1 / 6, "gspo": 1 / 6, "dr_grpo": 1 / 20, "rloo": 1 / 2}.get(loss, 1 / 4)
     last = {"grpo": 1 / 2, "gspo": 1 / 2}.get(loss, share)
     found, by_token = gradient(batch, STEP, named(loss, kl_coef=0.3))
@@ -471,16 +472,7 @@ def test_what_is_only_measured_moves_nothing() -> None:
 
 
 def test_what_is_measured_counts_every_token_whatever_its_weight() -> None:
-    plain = batch_of([[math.log(1.5)] * 3], [1.0], weights=[1.0, 0.0, 0.5])
-    batch = TokenBatch(
-        plain.logprobs_N,
-        plain.prox_N,
-        plain.advantages_N,
-        plain.weights_N,
-        entropy_N=-plain.logprobs_N,
-        reference_N=plain.logprobs_N.detach() - math.log(2.0),
-        lengths=[3],
-    )
+    batch = with_reference(batch_of([[math.log(1.5)] * 3], [1.0], weights=[1.0, 0.0, 0.5]))
     found = policy_loss(batch, StepSize(sequences=1, tokens=3, max_tokens=3), named("dapo", kl_coef=0.0))
     assert found.kl is not None and found.entropy is not None
     assert int(found.clipped) == 3

@@ -19,6 +19,7 @@ from swarmnode.rollout.schedule.departure_order import DepartureOrder
 from swarmnode.rollout.schedule.open_group import Answered, completion_seed
 from swarmnode.rollout.schedule.partial_rollouts import PartialRollouts
 from swarmnode.rollout.schedule.partial_settings import PartialSettings
+from swarmnode.rollout.schedule.partial_stats import PartialStats
 from swarmnode.testing.fake_engine import FakeEngine
 from swarmnode.types import Example, ExampleKey
 
@@ -733,15 +734,20 @@ def test_next_to_no_slot_is_idle_while_refilling() -> None:
     assert idle < REFILL_SHARE
 
 
-def test_more_requests_run_once_a_step_is_known_to_have_a_large_base() -> None:
-    engine = WatchedEngine(long_tailed, max_slots=512)
+def timed_steps(engine: WatchedEngine, *, rounds: int) -> PartialStats:
+    """The scheduler's figures after so many rounds that refill, each with a new policy."""
     chosen = PartialSettings("refill", groups=8, group_size=8, max_lag=24)
     one = PartialRollouts(engine, RENDERER, chosen, SAMPLING, seed=0, clock=engine.clock)
     examples = stream()
-    for version in range(1, 4):
+    for version in range(1, rounds + 1):
         list(one.round(examples))
         one.set_policy(update(version))
-    now = one.stats()
+    return one.stats()
+
+
+def test_more_requests_run_once_a_step_is_known_to_have_a_large_base() -> None:
+    engine = WatchedEngine(long_tailed, max_slots=512)
+    now = timed_steps(engine, rounds=3)
     assert now.step_base_s == pytest.approx(0.035, rel=0.05)
     assert now.step_per_request_s == pytest.approx(0.001, rel=0.05)
     assert 64 < now.concurrency <= engine.most_requests <= 350
@@ -767,14 +773,7 @@ class Prefilling(WatchedEngine):
 
 
 def test_a_step_that_starts_something_or_has_a_new_policy_does_not_count_as_one_that_decodes() -> None:
-    engine = Prefilling(long_tailed, max_slots=512)
-    chosen = PartialSettings("refill", groups=8, group_size=8, max_lag=24)
-    one = PartialRollouts(engine, RENDERER, chosen, SAMPLING, seed=0, clock=engine.clock)
-    examples = stream()
-    for version in range(1, 6):
-        list(one.round(examples))
-        one.set_policy(update(version))
-    now = one.stats()
+    now = timed_steps(Prefilling(long_tailed, max_slots=512), rounds=5)
     assert now.step_base_s == pytest.approx(0.035, rel=0.05)
     assert now.step_per_request_s == pytest.approx(0.001, rel=0.05)
 
